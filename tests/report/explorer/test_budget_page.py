@@ -21,7 +21,7 @@ PRESETS = {preset["name"]: preset["sizes"] for preset in FACTS["presets"]}
 NAMES = {letter: name for name, letter in LETTERS.items()}
 READ_ROWS = """(asked) => asked.map(({ name, at, kinds, dtype, but }) => {
   const found = choices(name, at, kinds);
-  return { wrong: refused(name, at), rows: planRows(found, dtype), near: neighbourRows(neighbours(at, but)),
+  return { wrong: refusalOf(name, at), rows: planRows(found, dtype), near: neighbourRows(neighbours(at, but)),
     command: planCommand(name, at, kinds, dtype) };
 })"""
 

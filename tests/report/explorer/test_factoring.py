@@ -20,9 +20,9 @@ def page(visit):
 def test_singular_values_and_rank_k_tables_equal_those_of_numpy(page):
     inputs = [[rank, noise, seed] for rank in (1, 4, 16) for noise in (0, 0.3, 2) for seed in (1, 2)]
     results = page.evaluate(
-        """(asked) => asked.map((of) => { const table = noisyTable(...of), parts = singular(table);
-        const energy = [1, 3, 16].map((k) => energyKept(parts.values, k));
-        return { table, values: parts.values, near: keptBy(parts, 3), energy }; })""",
+        """(asked) => asked.map((of) => { const table = noisyTable(...of), parts = decompose(table);
+        const energy = [1, 3, 16].map((k) => energyShare(parts.values, k));
+        return { table, values: parts.values, near: tableOfRank(parts, 3), energy }; })""",
         inputs,
     )
     for (rank, noise, _), shown in zip(inputs, results, strict=True):
@@ -51,7 +51,7 @@ def test_layer_counts_equal_those_of_plan_and_groups_those_of_sharing_spec(page)
     assert page.evaluate(groups, inputs) == wanted
     held = page.evaluate(
         """(asked) => asked.map((at) => ["none", "attention", "ffn", "all"].map((kind) =>
-        layersHold("bert-base-uncased", { ...preset("bert-base-uncased").sizes, k: 1, ...at }, kind)))""",
+        layerParameters("bert-base-uncased", { ...preset("bert-base-uncased").sizes, k: 1, ...at }, kind)))""",
         inputs,
     )
     for sizes, counts in zip(inputs[:60], held, strict=False):

@@ -27,6 +27,18 @@ def test_joined_script_has_unique_names_and_no_module_statements():
     assert max(map(len, lines)) <= 120
 
 
+def test_comments_of_the_modules_begin_with_a_short_plain_sentence():
+    """As for docstrings: at most 16 words, and no noun clause as subject."""
+    for path in WEB.glob("*.js"):
+        text = path.read_text(encoding="utf-8")
+        heading = re.match(r"(?:// .*\n)+", text)[0].replace("// ", "")
+        comments = [" ".join(part.replace("*", " ").split()) for part in re.findall(r"/\*\*(.*?)\*/", text, re.DOTALL)]
+        for comment in [" ".join(heading.split()), *comments]:
+            first = re.split(r"(?<=[.;:])\s| → ", comment)[0]
+            assert len(first.split()) <= 16, f"{path.name}: {first}"
+            assert not re.match(r"(What|Whether|Where|Of|How|Why)\b", first), f"{path.name}: {first}"
+
+
 CONTRASTS = """() => {
   const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {

@@ -1,4 +1,4 @@
-// The last step of the story: logits become chances, held against a target that one table may not reach.
+// Last step of the story: logits become probabilities, compared with a target that one table may miss.
 import { bestTied, bestUntied, chainOf, chancesOf, crossEntropy, irreversibility, roundTrips } from "./bigrams.js";
 import { bars, el, heat, listing, panel, panels, paragraph } from "./kit.js";
 import { count, minus, plain, softmax } from "./numbers.js";
@@ -34,12 +34,12 @@ const normaliser = (row) => {
   return sum < 1e9 ? plain(sum) : sum.toExponential(2);
 };
 
-/** A target to edit, the best paths of one table and of two, and what lies between. */
+/** Draw the editable target, the best paths of one and two tables, and their difference. */
 function aimAt() {
   let solved = null, of = "";
   const picture = (draw) => live(() => {
     const counts = storyMatrix("counts");
-    if (of !== String(counts)) { // once for all pictures
+    if (of !== String(counts)) { // solve once for all pictures
       const chain = chainOf(counts), tied = bestTied(chain), untied = bestUntied(chain);
       of = String(counts);
       solved = { ...chain, tied, untied, byTied: chancesOf(tied), byUntied: chancesOf(untied) };
@@ -98,7 +98,7 @@ function aimCosts({ p, q, byTied, byUntied }) {
     ], { most: Math.max(Math.log(3), whole), digits: 3 })];
 }
 
-/** Of the target and both paths: the two round trips, and how often both orders come up. */
+/** List both round trips and the frequency of both orders, for the target and both paths. */
 function aimRounds(found) {
   const pairs = (p, i, j) => count(1000 * found.often[i] * p[i][j]);
   return [listing("Round trips", ["Once round", "there", "back"],

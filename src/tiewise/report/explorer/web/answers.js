@@ -1,4 +1,4 @@
-// What is shown of measured words (words.js), and the same as a report in Markdown; every number with the command that
+// Results of measured words (words.js) as figures and as a report in Markdown. Each number has the command that
 // repeats it.
 import { curves } from "./curves.js";
 import { bars, button, command, el, heat, listing, panel, panels } from "./kit.js";
@@ -6,26 +6,27 @@ import { count, plain } from "./numbers.js";
 import { bandsCode, highestCode, nearestCode, python, quoted, storedCode, waysCode } from "./repeat.js";
 import { NEAREST, findToken, tokenName } from "./words.js";
 
-/** Everything that is drawn of a result. */
-export function answers(opened, result) {
+/** Draw all figures of a result. */
+export function drawAnswers(opened, result) {
   const scores = [storedScores(opened, result), appliedScores(opened, result)].filter(Boolean);
   return [el("div", { class: "panels" }, scores), panels(...nearestPanels(opened, result)),
     el("div", { class: "panels" }, [matrixOf(opened, result), lengthsOf(opened, result)].filter(Boolean)),
-    reportOf(opened, result)];
+    drawReport(opened, result)];
 }
 
 const wayName = (opened, { from, to }) => `${tokenName(opened, from)} → ${tokenName(opened, to)}`;
 const isPart = ({ embedded }) => Boolean(embedded?.note);
 const amongOf = (opened) => `of ${count(opened.ends.output.shape[0])}${isPart(opened) ? " embedded rows" : ""}`;
 
-/** Commands that repeat the numbers above them, behind a line that opens. */
-const repeated = (...lines) => el("details", {}, el("summary", {}, "Repeat it"), lines.filter(Boolean).map(command));
+/** Fold the commands that repeat the numbers above them. */
+const foldCommands = (...lines) =>
+  el("details", {}, el("summary", {}, "Repeat it"), lines.filter(Boolean).map(command));
 
-/** One bar for each way, its number and its rank behind it. */
+/** Draw one bar for each order of the pair, with its number and rank. */
 function wayBars(label, opened, ways, value, rank) {
   const colour = opened.ends.tied ? "var(--tied)" : "var(--untied)";
   return bars(label, ways.map((way) => ({ name: wayName(opened, way), value: way[value], colour,
-    said: [plain(way[value], 4), el("br"), el("small", {}, `rank ${count(way[rank])}`)] })));
+    label: [plain(way[value], 4), el("br"), el("small", {}, `rank ${count(way[rank])}`)] })));
 }
 
 function storedScores(opened, result) {
@@ -36,31 +37,31 @@ function storedScores(opened, result) {
   const caption = [
     `${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are `,
     `left out. Rank 1 is the highest ${among}.`, isPart(opened) && " The command ranks among all rows.",
-    repeated(pairCode(opened, result.ids), opened.path ? null : inspection(opened, result.ids)),
+    foldCommands(pairCode(opened, result.ids), opened.path ? null : inspectCommand(opened, result.ids)),
   ].filter(Boolean);
   return panel(title, wayBars(title, opened, ways, "score", "rank"), caption, listing(title, ["Words", "Score", "Rank"],
     ways.map((way) => [wayName(opened, way), plain(way.score, 6), `${count(way.rank)} ${among}`])));
 }
 
 function appliedScores(opened, { ways, ids }) {
-  const title = "As the model applies it", inspect = inspection(opened, ids);
+  const title = "As the model applies it", inspect = inspectCommand(opened, ids);
   if (!ways.length || !opened.path) return null;
   const notes = opened.path.notes.join(", "), caption = [
     `The straight path with what this class does between its tables, as tiewise found it: ${notes}.`,
-    inspect && repeated(inspect)];
+    inspect && foldCommands(inspect)];
   const chance = ({ log }) => (Number.isNaN(log) ? "–" : Math.exp(log).toPrecision(4));
   return panel(title, wayBars(title, opened, ways, "logit", "modelRank"), caption,
     listing(title, ["Words", "Logit", "Probability", "Rank"], ways.map((way) =>
       [wayName(opened, way), plain(way.logit, 6), chance(way), `${count(way.modelRank)} ${amongOf(opened)}`])));
 }
 
-/** Lists beside each other: the rows nearest to the words' at each end, and what scores highest behind each word. */
+/** List nearest rows at both ends, and the highest scores after each word. */
 function nearestPanels(opened, { ids, near, after }) {
   const pair = ids.slice(0, 2).map((id) => tokenName(opened, id));
   const cells = (one) => (one ? [tokenName(opened, one.id), plain(one.value, 3)] : ["", ""]);
   const list = (title, header, before, found, caption, code) => panel(title, listing(title,
     pair.flatMap((text) => [`${before}${text}`, header]),
-    found[0].map((_, i) => found.flatMap((each) => cells(each[i])))), [caption, repeated(python(opened, ...code))]);
+    found[0].map((_, i) => found.flatMap((each) => cells(each[i])))), [caption, foldCommands(python(opened, ...code))]);
   const asked = ids.slice(0, 2);
   const first = opened.ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input";
   const angle = `By the angle between rows${isPart(opened) ? ", among the embedded ones" : ""}.`;
@@ -79,7 +80,7 @@ function matrixOf(opened, { ids, plain: products }) {
   const drawn = heat(title, products, { rows: ids.map((id) => tokenName(opened, id)) });
   return panel(title, el("div", { class: "scroll plainly", tabindex: 0, role: "region", "aria-label": title }, drawn),
     ["Row: the word before. Column: the word after. Products of the stored rows.",
-      repeated(python(opened, `print((E[[${ids}]] @ U[[${ids}]].T).tolist())`))]);
+      foldCommands(python(opened, `print((E[[${ids}]] @ U[[${ids}]].T).tolist())`))]);
 }
 
 function lengthsOf(opened, { ids, bands, lengths }) {
@@ -95,7 +96,7 @@ function lengthsOf(opened, { ids, bands, lengths }) {
   const caption = [ranks ? "Rank 1 is the text's most frequent token. Tokens that it does not have are left out."
     : "Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly a frequent "
       + "token.",
-  repeated(...ends.flatMap((end) => {
+  foldCommands(...ends.flatMap((end) => {
     const table = end === "input" ? "E" : "U";
     return [python(opened, `print(${table}[[${ids}]].norm(dim=1).tolist())`),
       !ranks && python(opened, ...bandsCode(table))];
@@ -105,18 +106,18 @@ function lengthsOf(opened, { ids, bands, lengths }) {
       ids.map((id, i) => [tokenName(opened, id), ...seen(id), ...ends.map((end) => plain(lengths[end][i], 4))])));
 }
 
-/** The command that repeats what the model applies; it takes words, so null where a row has only a number. */
-function inspection(opened, ids) {
+/** Return the command that repeats the applied logits; null if a row has no word, which the command needs. */
+function inspectCommand(opened, ids) {
   const words = ids.slice(0, 2).map((id) => opened.texts?.[id]?.trim());
   const known = words.length === 2
     && words.every((word, i) => word && !/[,;]/.test(word) && findToken(opened, word) === ids[i]);
   return known ? opened.command("inspect", "--only", "direct_path", "--tokens", quoted(words.join(", "))) : null;
 }
 
-/** The command that repeats both ways of a pair. */
+/** Return the command that repeats the scores of a pair in both orders. */
 const pairCode = (opened, ids) => python(opened, ...storedCode(ids.slice(0, 2)), waysCode(ids.slice(0, 2)));
 
-function reportOf(opened, result) {
+function drawReport(opened, result) {
   const text = markdown(opened, result), copied = el("span", { role: "status" });
   const area = el("textarea", { readonly: true, rows: 12, "aria-label": "The report as Markdown", id: "issue" }, text);
   const copy = async () => {
@@ -131,10 +132,10 @@ function reportOf(opened, result) {
     el("details", {}, el("summary", {}, "The report as Markdown"), area));
 }
 
-/** The report: tables, verdict where there is one, scores, and what repeats them. */
+/** Write the report: tables, verdict if there is one, scores, and the commands that repeat them. */
 function markdown(opened, result) {
   const { verdict, faults, choice, ends } = opened, { ways, ids } = result, applied = opened.path && ways.length > 0;
-  const safe = (text) => `\`${String(text).replaceAll("`", "ˋ")}\``, inspect = inspection(opened, ids);
+  const safe = (text) => `\`${String(text).replaceAll("`", "ˋ")}\``, inspect = inspectCommand(opened, ids);
   const found = (verdict?.findings ?? []).map(({ rule, severity, where, evidence, repair: fix }) =>
     `- **${rule}** (${severity}) at ${safe(where)}: ${evidence}. Fix: ${safe(fix)}`);
   const row = (cells) => `| ${cells.join(" | ")} |`, columns = ["words", "score of stored rows", "rank"];

@@ -1,15 +1,16 @@
-// The rows of the table and a residual as arrows in a plane, and the logits between them.
+// Rows of the table and the residual as arrows in a plane, and their logits.
 import { bars, el, panel, panels, slider, svg } from "./kit.js";
 import { dot, plain } from "./numbers.js";
-import { keep, keptNumbers } from "./state.js";
+import { keep, readNumbers } from "./state.js";
 import { STORY_AXES, STORY_WORDS, live, storyMatrix } from "./story.js";
 
-const REACH = 2, SIDE = 200; // of the residual's numbers; of the picture
+const REACH = 2; // largest absolute value of the residual's numbers
+const SIDE = 200; // side of the picture
 
-/** Both panels; the residual is dragged, or set by sliders. */
+/** Draw both panels. A reader drags the residual or sets it by sliders. */
 export function arrows() {
   const within = (x) => Math.max(-REACH, Math.min(REACH, Math.round(x * 20) / 20));
-  const residual = () => keptNumbers("residual", [1, 0.5]).map(within), table = () => storyMatrix("W_E");
+  const residual = () => readNumbers("residual", [1, 0.5]).map(within), table = () => storyMatrix("W_E");
   const most = () => 1.15 * Math.max(REACH, ...table().flat().map(Math.abs));
   const logits = () => table().map((row) => dot(row, residual()));
   const sliders = el("div", { class: "below" });
@@ -33,7 +34,7 @@ export function arrows() {
     panel("Rows and residual as arrows", frame, `Drag the residual. A dashed line falls from each row's tip onto the
       residual's direction: the further out it lands, the higher the logit.`),
     panel("Logits, highest first", el("div", {}, live(() => bars("Logits", logits().map((value, i) => ({
-      name: STORY_WORDS[i], value, said: plain(value), colour: value < 0 ? "var(--low)" : "var(--tied)" }))
+      name: STORY_WORDS[i], value, label: plain(value), colour: value < 0 ? "var(--low)" : "var(--tied)" }))
       .sort((a, b) => b.value - a.value), { most: Math.max(3, ...logits().map(Math.abs)) })), sliders),
     "A bar is as long as its logit is large, of either sign."));
 }

@@ -1,9 +1,9 @@
-// Long work on files, in workers: with progress, to be cancelled at any moment, and never in the page's own thread.
+// Long work on files in workers, with progress and cancellation, so that the page stays responsive.
 import { openFolder } from "./folder.js";
 import { rowsOf, sameBytes, scan } from "./scans.js";
 import { Refusal } from "./stored.js";
 
-/** What a worker does: the message { job, given } names one of these functions and what it is given. */
+/** Serve jobs in a worker. A message { job, given } names a function and its arguments. */
 function serveJobs() {
   const jobs = { openFolder, rowsOf, sameBytes, scan };
   globalThis.onmessage = async ({ data: { job, given } }) => {
@@ -16,9 +16,9 @@ function serveJobs() {
   };
 }
 
-/** Do one job in a worker of its own. Rejects with a Refusal; with an AbortError once `signal` is aborted. */
-export function ask(job, given, { signal, progress = () => {} } = {}) {
-  // this very script, which draws nothing where there is no page
+/** Run one job in a new worker. Rejects with a Refusal, or with an AbortError if `signal` aborts. */
+export function runJob(job, given, { signal, progress = () => {} } = {}) {
+  // the worker runs the script of the page, which draws nothing without a document
   const url = URL.createObjectURL(new Blob([document.getElementById("code").textContent, "\nserveJobs();"],
     { type: "text/javascript" }));
   const worker = new Worker(url);
@@ -37,7 +37,7 @@ export function ask(job, given, { signal, progress = () => {} } = {}) {
   return asked.finally(() => { worker.terminate(); URL.revokeObjectURL(url); });
 }
 
-/** `scan` of a whole table, its rows divided among the processor's cores: [{ dots, lengths }] put together again. */
+/** Scan a whole table with its rows divided among the processor's cores. → { dots, lengths } of all rows */
 export async function scanAll(table, queries, { signal, progress = () => {} } = {}) {
   const rows = table.shape[0], parts = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 1,
     Math.ceil(rows / 4096)));
@@ -45,7 +45,7 @@ export async function scanAll(table, queries, { signal, progress = () => {} } = 
     shares = new Array(parts).fill(0);
   const told = (i) => (share) => { shares[i] = share; progress(shares.reduce((a, b) => a + b) / parts); };
   const stop = new AbortController(), either = signal ? AbortSignal.any([signal, stop.signal]) : stop.signal;
-  const jobs = shares.map((_, i) => ask("scan", [table, queries, bounds[i], bounds[i + 1]],
+  const jobs = shares.map((_, i) => runJob("scan", [table, queries, bounds[i], bounds[i + 1]],
     { signal: either, progress: told(i) }));
   const found = await Promise.all(jobs).catch((error) => { stop.abort(); throw error; });
   const joined = (pick) => { const whole = new Float64Array(rows);

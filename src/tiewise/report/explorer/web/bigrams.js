@@ -1,13 +1,13 @@
-// What two words in a row make a direct path pay: the objective and the exact parts of
-// tiewise.inspection.tables.bigram_paths, for a handful of words. No part of the page.
+// Loss of direct paths on pairs of words: the objective and exact parts of
+// tiewise.inspection.tables.bigram_paths, for a few words. Computes only, draws nothing.
 import { dot, product, random, softmax, transposed } from "./numbers.js";
 
 const sumOf = (row) => row.reduce((sum, x) => sum + x, 0);
 const overPairs = (q, f) => sumOf(q.map((row, i) => sumOf(row.map((share, j) => share * f(i, j)))));
 
 /**
- * Of counts [n, n] above zero (row: the word now, column: the next): the chances `p` of the next word, how `often` each
- * word comes up in an endless text of these chances, and the shares of pairs `q` in it, rows and columns of equal sums.
+ * Turn counts [n, n] above zero (row: current word, column: next word) into a Markov chain.
+ * → { p, often, q }: probabilities of the next word, stationary probability of each word, and of each pair
  */
 export function chainOf(counts) {
   const p = counts.map((row) => row.map((x) => x / sumOf(row)));
@@ -15,7 +15,7 @@ export function chainOf(counts) {
   return { p, often, q: p.map((row, i) => row.map((x) => often[i] * x)) };
 }
 
-/** The left eigenvector of chances without a subtraction (Grassmann, Taksar & Heyman 1985). */
+/** Compute the stationary distribution without a subtraction (Grassmann, Taksar & Heyman 1985). */
 function stationary(p) {
   const a = p.map((row) => [...row]), found = [1];
   for (let k = a.length - 1; k > 0; k -= 1) {
@@ -29,24 +29,23 @@ function stationary(p) {
   return found.map((x) => x / sumOf(found));
 }
 
-/** Cross entropy in nats per word of chances [n, n] on shares of pairs: −Σ q log p. */
+/** Compute the cross-entropy in nats per word: −Σ q log p, for shares of pairs q and probabilities p. */
 export const crossEntropy = (q, p) => -overPairs(q, (i, j) => Math.log(p[i][j]));
 
-/** What symmetric logits pay beyond the target's entropy, at any width: Σ q log(2q / (q + qᵀ)). */
+/** Compute the irreversibility, which symmetric logits pay at any width: Σ q log(2q / (q + qᵀ)). */
 export const irreversibility = (q) =>
   Math.max(0, overPairs(q, (i, j) => Math.log((2 * q[i][j]) / (q[i][j] + q[j][i]))));
 
-/** The chances of going once round three words, and round the other way. */
+/** Compute the probabilities of a round trip through three words, in both directions. */
 export const roundTrips = (p) => [p[0][1] * p[1][2] * p[2][0], p[0][2] * p[2][1] * p[1][0]];
 
-/** Chances of a path of two tables (or one, twice) and a bias. */
+/** Compute the probabilities of a path with two tables (or one, twice) and a bias. */
 export const chancesOf = ({ left, right, bias }) =>
   product(left, transposed(right)).map((row) => softmax(row.map((x, j) => x + bias[j])));
 
 /**
- * The best path of two tables. Less what a row or a column has in common, which normaliser and bias make up for, log p
- * of n words has rank n − 1: tables of that width hold it. Rows of the first are then n − 1 axes, and minus their
- * sum.
+ * Compute the best path of two tables. Softmax and bias absorb the means of rows and columns of log p. The rest has
+ * rank n − 1, so tables of that width represent it: rows of the first are n − 1 axes and minus their sum.
  */
 export function bestUntied({ p }) {
   const logs = p.map((row) => row.map(Math.log)), n = p.length;
@@ -57,8 +56,8 @@ export function bestUntied({ p }) {
 }
 
 /**
- * The best path of one table at both ends and a bias. A width of n − 1 is again as good as any; and as the loss is
- * convex in the logits, and such a table can make all that one table can, every valley of it is the lowest.
+ * Fit the best path of one table at both ends and a bias. Width n − 1 is as good as any. The loss is convex in the
+ * logits and this table reaches all logits that one table can, so every local minimum is global.
  */
 export function bestTied({ q }) {
   const n = q.length, width = n - 1, draw = random(1), often = q.map(sumOf);
@@ -71,13 +70,13 @@ export function bestTied({ q }) {
     return [crossEntropy(q, p), [...slopes.flat(), ...back.map(sumOf)]];
   };
   const start = Array.from({ length: n * width }, () => draw() - 0.5);
-  const x = lowest(loss, [...start, ...often.map(Math.log)]);
+  const x = minimise(loss, [...start, ...often.map(Math.log)]);
   const table = tables(x);
   return { left: table, right: table, bias: x.slice(n * width) };
 }
 
-/** Where a walk downhill from `x` ends: BFGS, steps halved until they lower the value. `loss` gives [value, slope]. */
-function lowest(loss, x) {
+/** Minimise from `x` by BFGS; steps are halved until the value falls. `loss` returns [value, gradient]. */
+function minimise(loss, x) {
   const unit = () => x.map((_, i) => x.map((_, j) => Number(i === j)));
   let [value, slope] = loss(x), inverse = unit();
   for (let step = 0; step < 2000 && Math.max(...slope.map(Math.abs)) > 1e-12; step += 1) {
@@ -88,7 +87,7 @@ function lowest(loss, x) {
       moved = x.map((a, i) => a + size * direction[i]);
       [there, turned] = loss(moved);
       size /= 2;
-      // where the value is flat to the last bit the slope still says which way is down
+      // if the value does not change in the last bit, the gradient still gives the direction
     } while (size > 1e-12 && !(there < value || (there <= value + 1e-15 && dot(turned, turned) < dot(slope, slope))));
     if (size <= 1e-12) break;
     const s = moved.map((a, i) => a - x[i]), y = turned.map((g, i) => g - slope[i]), curvature = dot(s, y);

@@ -1,10 +1,11 @@
-// Budget: what tying, factoring and sharing leave of a model, at any sizes; the same digits as `tiewise plan`.
+// Budget: parameters after tying, factoring and sharing at any sizes, with the digits of `tiewise plan`.
 import { choice, command, el, guess, listing, panel, paragraph, pick, slider } from "./kit.js";
-import { bodyCount, called, choices, counted, neighbourRows, neighbours, planCommand, planRows } from "./counting.js";
-import { partCount, preset, refused, savedShareText, tableParameters, totalOf } from "./counting.js";
+import { bodyCount, choiceName, choices, countParameters, neighbourRows, neighbours } from "./counting.js";
+import { planCommand, planRows } from "./counting.js";
+import { partCount, preset, refusalOf, savedShareText, tableParameters, totalOf } from "./counting.js";
 import { count, plain } from "./numbers.js";
 import { sharesByScale } from "./scale.js";
-import { facts, follow, keep, kept, keptNumbers } from "./state.js";
+import { facts, follow, keep, readChoice, readNumbers } from "./state.js";
 
 export const budget = { id: "budget", title: "Budget", draw: drawBudget };
 
@@ -13,36 +14,36 @@ const SIZE_NAMES = {
   F: "Feed-forward width", H: "Attention heads", K: "Key-value heads",
 };
 const LARGEST = { V: 1_000_000, D: 32_768, L: 200, F: 131_072, H: 256, K: 256 };
-const DRAG_STEPS = { V: 256, F: 64 }; // of dragging alone: a number that is typed stands as it is
+const DRAG_STEPS = { V: 256, F: 64 }; // steps of dragging; typed numbers are not rounded
 const BAR_PARTS = {
   "input table": ["input_table"], "output table": ["output_table"], "maps at the ends": ["maps"],
   attention: ["attention", "cross_attention", "mixer"], "feed-forward": ["ffn", "experts", "shared_experts", "router"],
 };
 const SHARE_NAMES = { none: "nothing", attention: "attention", ffn: "feed-forward", all: "whole layers" };
 
-/** The model that a reader has chosen: (its name, sizes by letter, kinds of sharing, dtype). */
+/** Read the chosen model. → { name, at, kinds, dtype }: sizes by letter, kinds of sharing */
 export function chosenModel(first = "gpt2") {
-  const name = preset(kept("like", first)) ? kept("like", first) : first;
+  const name = preset(readChoice("like", first)) ? readChoice("like", first) : first;
   const { sizes } = preset(name), letters = Object.keys(sizes);
   const whole = (x, most) => Number.isInteger(x) && x >= 1 && x <= most;
-  const asked = keptNumbers("sizes", Object.values(sizes));
+  const asked = readNumbers("sizes", Object.values(sizes));
   const held = letters.every((letter, i) => whole(asked[i], LARGEST[letter])) ? asked : Object.values(sizes);
   const at = Object.fromEntries(letters.map((letter, i) => [letter, held[i]]));
   const form = facts.counts.forms[preset(name).form], wide = form.table_width[""] ?? sizes.D;
-  [at.k] = keptNumbers("k", [Math.min(128, wide)]).map((k) => (whole(k, LARGEST.D) ? k : 128));
-  [at.g] = keptNumbers("groups", [1]).map((g) => (whole(g, LARGEST.L) ? g : 1));
-  const kind = kept("share", "all") in SHARE_NAMES ? kept("share", "all") : "all";
-  const dtype = kept("dtype") in facts.counts.training ? kept("dtype") : "float32";
+  [at.k] = readNumbers("k", [Math.min(128, wide)]).map((k) => (whole(k, LARGEST.D) ? k : 128));
+  [at.g] = readNumbers("groups", [1]).map((g) => (whole(g, LARGEST.L) ? g : 1));
+  const kind = readChoice("share", "all") in SHARE_NAMES ? readChoice("share", "all") : "all";
+  const dtype = readChoice("dtype") in facts.counts.training ? readChoice("dtype") : "float32";
   return { name, at, kinds: kind === "none" ? ["none"] : ["none", kind], dtype };
 }
 
-/** Keep sizes that a reader moved, of the model at hand. */
+/** Store sizes that a reader changed. */
 export function keepSizes(name, at) {
   const { sizes } = preset(name), moved = Object.keys(sizes).map((letter) => at[letter]);
   keep({ like: name, sizes: String(moved) === String(Object.values(sizes)) ? null : moved });
 }
 
-/** The presets by name; those of sizes alone first. */
+/** List the presets by name, sizes without a model first. */
 export const presetNames = () => Object.fromEntries(facts.counts.presets.map(({ name, tied }) =>
   [name, tied === null ? name : `${name} (${tied ? "tied" : "untied"})`]));
 
@@ -62,7 +63,7 @@ function drawBudget(place) {
     slider("Factored table, its width k", at.k, (k) => keep({ k }), { least: 1, most: 8192, factors: true }));
   };
   const show = () => {
-    const { name, at, kinds, dtype } = chosenModel(), wrong = refused(name, at);
+    const { name, at, kinds, dtype } = chosenModel(), wrong = refusalOf(name, at);
     if (wrong) {
       finding.replaceChildren(paragraph(wrong));
       figure.replaceChildren();
@@ -79,7 +80,7 @@ function drawBudget(place) {
     rest.replaceChildren(
       el("div", { class: "scale" }, sharesByScale(name, at)),
       el("h2", {}, "Every figure"),
-      listing("Costs by choice", ["", ...found.map((each) => called(each, at, kinds))], planRows(found, dtype)),
+      listing("Costs by choice", ["", ...found.map((each) => choiceName(each, at, kinds))], planRows(found, dtype)),
       el("p", { class: "note" },
         "Saved: compared with the same model untied, without sharing. Training: weights, gradients and the optimizer's "
           + "state. ",
@@ -117,11 +118,11 @@ function drawBudget(place) {
 
 const isPlainPreset = (name, at) => Object.entries(preset(name).sizes).every(([letter, value]) => at[letter] === value);
 
-/** A question whose answer the same terms give. */
+/** Ask a question whose answer comes from the same counts. */
 function askGrowth() {
   const share = (name) => {
     const { sizes } = preset(name), at = { ...sizes, k: 1, g: 1 };
-    const [untied, tied] = ["untied", "tied"].map((of) => totalOf(counted(name, at, of, "none")));
+    const [untied, tied] = ["untied", "tied"].map((of) => totalOf(countParameters(name, at, of, "none")));
     return (untied - tied) / untied;
   };
   const [small, large] = ["gpt2", "llama-3-8b"].map((name) => `${plain(100 * share(name), 1)} %`);
@@ -134,7 +135,7 @@ function askGrowth() {
       + "its tables weigh. Choose llama-3-8b below and drag D.");
 }
 
-/** A bar per choice, in its parts: tables in the colour of the boundary, the body in greys. */
+/** Draw a bar per choice in parts: tables in the colour of the boundary, the body in greys. */
 function stackedBars(found, at, kinds) {
   const most = Math.max(...found.map((each) => each.total)), named = Object.values(BAR_PARTS).flat();
   const split = (parameters) => {
@@ -148,7 +149,7 @@ function stackedBars(found, at, kinds) {
     const parts = split(each.parameters), about = each.estimated ? "≈ " : "",
       share = (held) => `${about}${plain((100 * held) / each.total, 1)} %`;
     const said = parts.map(([label, held]) => `${label} ${share(held)}`).join(", ");
-    return el("div", { class: "row" }, el("span", {}, called(each, at, kinds)),
+    return el("div", { class: "row" }, el("span", {}, choiceName(each, at, kinds)),
       el("span", { class: "whole", role: "img", "aria-label": said },
         parts.map(([label, held]) => el("span", {
           class: tone(label), title: `${label}: ${partCount(each, BAR_PARTS[label]?.[0] ?? label, held)}`,

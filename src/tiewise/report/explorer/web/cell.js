@@ -1,11 +1,14 @@
-// A recurrent cell between two ends, with its projections: what one table needs where the widths E and H differ.
+// A recurrent cell between two ends. One table needs projections if widths E and H differ.
 import { bars, choice, el, guess, listing, paragraph, slider } from "./kit.js";
 import { count, plain } from "./numbers.js";
-import { follow, keep, kept, keptNumbers } from "./state.js";
+import { follow, keep, readChoice, readNumbers } from "./state.js";
 
 const CELL_MOST = [1_000_000, 4096, 4096];
 
-/** Every matrix of h' = f(P_in e + W h + b), s = table · P_out h' + c: [symbol, what it does, rows, columns]. */
+/**
+ * List the matrices of a cell: [symbol, use, rows, columns].
+ * h' = f(P_in e + W h + b), s = table · P_out h' + c
+ */
 export function cellParts(V, E, H, ends) {
   return [
     ["U", "looks a word up", V, E],
@@ -20,13 +23,13 @@ export function cellParts(V, E, H, ends) {
 
 export const partsTotal = (parts) => parts.reduce((sum, [, , rows, columns]) => sum + rows * columns, 0);
 
-/** Draw it all into `place`. */
+/** Draw the section into `place`. */
 export function drawCell(place) {
   const now = () => {
-    const found = keptNumbers("rnn", [10_000, 300, 650]);
+    const found = readNumbers("rnn", [10_000, 300, 650]);
     const fits = found.every((x, i) => Number.isInteger(x) && x >= 1 && x <= CELL_MOST[i]);
     const [V, E, H] = fits ? found : [10_000, 300, 650];
-    return { V, E, H, ends: kept("ends") === "two" ? "two" : "one" };
+    return { V, E, H, ends: readChoice("ends") === "two" ? "two" : "one" };
   };
   const change = (more) => { const { V, E, H } = { ...now(), ...more }; keep({ rnn: [V, E, H] }); };
   const drawn = el("div");
@@ -54,7 +57,7 @@ export function drawCell(place) {
         { name: "two tables", value: total(V, E, H, "two"), colour: "var(--untied)" },
         { name: E === H ? "one table" : "one table, projected", value: total(V, E, H, "one"), colour: "var(--tied)" },
         { name: `one table, H = ${count(E)} too`, value: total(V, E, E, "one"), colour: "var(--tied)" },
-      ].map((each) => ({ ...each, said: count(each.value) }))),
+      ].map((each) => ({ ...each, label: count(each.value) }))),
       el("details", {}, el("summary", {}, "Every matrix"),
         listing("Matrices of the cell", ["matrix", "rows", "columns", "numbers"], [
           ...parts.map(([symbol, says, rows, columns]) =>

@@ -1,18 +1,18 @@
-// Your checkpoint: dropped or chosen, read here and nowhere else. The reader chooses its two tables; the page shows
-// what they say of words. A verdict is Python's, where it embedded one.
-import { answers } from "./answers.js";
-import { ask } from "./ask.js";
-import { announce, button, command, el, fresh, listing, paragraph, pick } from "./kit.js";
+// Your checkpoint: dropped or chosen, and read in this page only. The reader chooses two tables, and the page shows
+// scores of words. The verdict, if there is one, comes from Python.
+import { drawAnswers } from "./answers.js";
+import { runJob } from "./ask.js";
+import { announce, button, command, el, uniqueId, listing, paragraph, pick } from "./kit.js";
 import { count, size } from "./numbers.js";
-import { choose, comparable, gathered, openDropped, openEmbedded } from "./opened.js";
-import { facts, keep, kept } from "./state.js";
-import { Refusal, short } from "./stored.js";
+import { chooseTables, comparableTables, selectFiles, openDropped, openEmbedded } from "./opened.js";
+import { facts, keep, readChoice } from "./state.js";
+import { Refusal, shorten } from "./stored.js";
 import { MOST_OFFERED } from "./tables.js";
-import { MOST_WORDS, findToken, likely, measure, tokenName } from "./words.js";
+import { MOST_WORDS, findToken, similarTokens, measureWords, tokenName } from "./words.js";
 
 export const checkpoint = { id: "checkpoint", title: "Your checkpoint", draw: drawCheckpoint };
 
-/** What is open, however often the tab is drawn: { opened, result }. */
+/** Open checkpoint and last result, which survive a change of tab: { opened, result }. */
 export const dropped = { opened: null, result: null };
 
 function drawCheckpoint(place) {
@@ -23,25 +23,25 @@ function drawCheckpoint(place) {
     return [button(label, () => box.click()), box];
   };
   const over = (on) => (event) => { event.preventDefault(); zone.classList.toggle("over", on); };
-  const release = (event) => { over(false)(event); take(() => inDrop(event)); };
+  const release = (event) => { over(false)(event); take(() => readDrop(event)); };
   const zone = el("div", { class: "drop", ondragover: over(true), ondragleave: over(false), ondrop: release },
     el("p", {}, el("strong", {}, "Drop a Hugging Face folder here"), ", or one .safetensors file"),
     el("div", { class: "choice" }, chooser("Choose a folder…", { webkitdirectory: true, id: "folder" }),
       chooser("Choose files…", { id: "files", accept: ".safetensors,.json,.txt" })),
     el("p", { class: "note" }, "It is read here, a few MB at a time. Nothing leaves this machine: this page may not ",
       "reach any network."));
-  const busy = el("div"), shown = el("div"), job = runner(busy);
+  const busy = el("div"), shown = el("div"), job = makeRunner(busy);
   place.append(paragraph("Choose the two tables of your model, its input embedding and its output head, and ask them ",
     "about words of your own. If both are one table, a pair of words has one score both ways."), zone, busy, shown);
 
   const show = () => {
     zone.classList.toggle("small", dropped.opened !== null);
-    if (dropped.opened) shown.replaceChildren(...summaryOf(dropped.opened), ...tablesOf(dropped.opened, job));
+    if (dropped.opened) shown.replaceChildren(...drawSummary(dropped.opened), ...drawTables(dropped.opened, job));
   };
   const take = async (files) => {
     Object.assign(dropped, { opened: null, result: null });
     [busy, shown].forEach((each) => each.replaceChildren());
-    const opened = await job.told(async () => openDropped(gathered(await files()), facts.checkpoint, job.run));
+    const opened = await job.told(async () => openDropped(selectFiles(await files()), facts.checkpoint, job.run));
     if (!opened) return;
     dropped.opened = opened;
     announce(`${count(opened.total)} tensors are listed.`);
@@ -52,10 +52,10 @@ function drawCheckpoint(place) {
   show();
 }
 
-/** The files directly in what was dropped: [{ path, file }]. */
-async function inDrop({ dataTransfer: { items } }) {
-  // All is asked of the items now: a browser empties them at the first wait. Chromium lets a page that was opened from
-  // the disk read a folder by its handle alone; Firefox and Safari have no handle here, and their entry does.
+/** Read the files directly inside a dropped folder, or dropped alone: [{ path, file }]. */
+async function readDrop({ dataTransfer: { items } }) {
+  // Take everything before the first await, because the browser then empties the items. In a page opened from disk,
+  // Chromium reads a folder only through its handle; Firefox and Safari have no handle here and read the entry.
   const given = [...items].filter(({ kind }) => kind === "file").map((item) => {
     const entry = item.webkitGetAsEntry?.();
     return entry?.isDirectory ? { entry, handle: item.getAsFileSystemHandle?.() } : { file: item.getAsFile() };
@@ -79,8 +79,8 @@ async function inDrop({ dataTransfer: { items } }) {
   return found;
 }
 
-/** How long work shows itself in `place`: a bar with a button that stops it; a refusal as a sentence. */
-function runner(place) {
+/** Show long work in `place`: a progress bar with a Cancel button, or the sentence of a refusal. */
+function makeRunner(place) {
   let current = null, latest = 0;
   const run = async (label, work) => {
     const stop = new AbortController(), bar = el("progress", { max: 1, "aria-label": label });
@@ -93,7 +93,7 @@ function runner(place) {
   };
   const told = async (work) => {
     const mine = (latest += 1);
-    current?.abort(); // what is under way is of no use any more, and says nothing
+    current?.abort(); // cancel the earlier job silently
     try { const made = await work(); return mine === latest ? made : null; } catch (error) {
       if (mine !== latest) return null;
       if (error.name !== "AbortError" && !(error instanceof Refusal)) throw error;
@@ -105,12 +105,12 @@ function runner(place) {
   return { run, told };
 }
 
-/** What is known of a checkpoint before a table is read: Python's verdict or where to get one, faults, its tensors. */
-function summaryOf(opened) {
+/** Draw the summary before a table is read: verdict or the command for one, faults, tensors. */
+function drawSummary(opened) {
   const { verdict, embedded, faults } = opened;
   return [
     embedded?.note && el("p", { class: "banner" }, embedded.note),
-    ...(verdict ? verdictOf(opened) : [el("h2", { tabindex: -1 }, short(opened.name)),
+    ...(verdict ? drawVerdict(opened) : [el("h2", { tabindex: -1 }, shorten(opened.name)),
       el("p", { class: "note", id: "no-verdict" }, "This page lists tensors and reads tables. It does not judge the ",
         "checkpoint: for a verdict, run ", el("code", {}, "tiewise check"), ".")]),
     faults.length > 0 && el("ul", { class: "findings" }, faults.map((fault) => el("li", {}, `${fault}.`))),
@@ -119,7 +119,7 @@ function summaryOf(opened) {
   ].filter(Boolean);
 }
 
-function verdictOf({ verdict, name }) {
+function drawVerdict({ verdict, name }) {
   const mark = { fatal: "✕", error: "✕", warning: "!", info: "i" }[verdict.severity] ?? "✓";
   const known = ([label, text]) => el("div", {}, el("dt", {}, label), el("dd", {}, text));
   const findings = verdict.findings.map((finding) => el("li", { class: finding.severity },
@@ -136,34 +136,37 @@ function verdictOf({ verdict, name }) {
 
 const MOST_LISTED = 200;
 
-/** Every tensor with its type and shape, behind a line that opens; of very many the first. */
+/** List the tensors with type and shape in a fold, at most the first MOST_LISTED. */
 function tensorList({ folder: { tensors }, total, verdict }) {
   const rows = tensors.slice(0, MOST_LISTED).map(({ name, dtype, shape, start, end }) =>
-    [short(name, 120), dtype, `[${shape.map(count).join(", ")}]`, size(end - start)]);
+    [shorten(name, 120), dtype, `[${shape.map(count).join(", ")}]`, size(end - start)]);
   const rest = total - rows.length;
   return el("details", { id: "tensors", open: verdict === null }, el("summary", {}, `${count(total)} tensors`),
     listing("Tensors", ["Name", "Type", "Shape", "Size"], rows),
     rest > 0 && el("p", { class: "note" }, `and ${count(rest)} more`));
 }
 
-/** The choice of both tables, and below it what they say of words. */
-function tablesOf(opened, job) {
+/** Draw the choice of both tables, and the scores of words below it. */
+function drawTables(opened, job) {
   const words = el("div"), said = el("p", { class: "note", id: "tables", role: "status" });
   if (!opened.tables.length)
     return [el("p", { class: "note", id: "tables" }, "None of its tensors is a matrix: there is no table to choose.")];
   const choice = { ...opened.choice }, known = new Set(opened.tables.map(({ name }) => name));
-  for (const end of ["input", "output"]) if (known.has(kept(`${end}-table`))) choice[end] = kept(`${end}-table`);
+  for (const end of ["input", "output"]) {
+    const name = readChoice(`${end}-table`);
+    if (known.has(name)) choice[end] = name;
+  }
   const take = async () => {
     words.replaceChildren();
     said.textContent = "";
-    const found = await compared(opened, choice, job);
+    const found = await compareTables(opened, choice, job);
     if (!found) return;
-    choose(opened, choice, found.equal);
-    said.textContent = describedChoice(opened, choice, found);
-    words.replaceChildren(...wordsOf(opened, job));
+    chooseTables(opened, choice, found.equal);
+    said.textContent = describeChoice(opened, choice, found);
+    words.replaceChildren(...drawWords(opened, job));
   };
   const options = Object.fromEntries(opened.tables.map(({ name, dtype, shape }) =>
-    [name, `${short(name, 80)}  ${dtype} [${shape.map(count).join(", ")}]`]));
+    [name, `${shorten(name, 80)}  ${dtype} [${shape.map(count).join(", ")}]`]));
   const list = (label, end, more = {}) => pick(label, { ...options, ...more }, choice[end], (name) => {
     choice[end] = name;
     keep({ [`${end}-table`]: name });
@@ -178,18 +181,19 @@ function tablesOf(opened, job) {
     said, words].filter(Boolean);
 }
 
-/** Whether two chosen tables hold the same bytes: { equal, row, how }; null where reading failed. */
-async function compared(opened, choice, job) {
-  const both = comparable(opened, choice), label = `Comparing ${short(choice.input)} with ${short(choice.output)}`;
+/** Compare the bytes of the two chosen tables. → { equal, row, how }; null if reading failed */
+async function compareTables(opened, choice, job) {
+  const both = comparableTables(opened, choice);
+  const label = `Comparing ${shorten(choice.input)} with ${shorten(choice.output)}`;
   if (!both) return { equal: false, row: null, how: "not compared" };
-  return job.told(() => job.run(label, (run) => ask("sameBytes", both, run)).catch((error) => {
+  return job.told(() => job.run(label, (run) => runJob("sameBytes", both, run)).catch((error) => {
     if (error.name !== "AbortError") throw error;
     return { equal: false, row: null, how: "cancelled" };
   }));
 }
 
-/** One sentence on the two chosen tables. */
-function describedChoice({ ends, embedded }, { input, output }, { equal, row, how }) {
+/** Describe the two chosen tables in one sentence. */
+function describeChoice({ ends, embedded }, { input, output }, { equal, row, how }) {
   if (output === "") return ends.why ? `It cannot be read: ${ends.why}.` : "No output head: only rows are shown.";
   if (input === output) return `One tensor at both ends: tied.${ends.why && ` But ${ends.why}.`}`;
   if (ends.why) return `These two cannot be multiplied: ${ends.why}.`;
@@ -200,18 +204,18 @@ function describedChoice({ ends, embedded }, { input, output }, { equal, row, ho
   return `Two tensors that differ, first in row ${count(row)}: untied.`;
 }
 
-/** The words that were asked last, else two that most vocabularies have, else two rows. */
+/** Return the last words of the reader, or two that the vocabulary has, or two rows. */
 function firstWords(opened) {
   const fits = (pair) => pair.split(",").every((word) => findToken(opened, word.trim()) !== null);
   const { ids, shape } = opened.ends.input, rows = [shape[0] / 3, shape[0] / 2].map(Math.floor);
-  const usual = [kept("words", "New, York"), "New, York", "San, Francisco", "of, the", "a, b"];
+  const usual = [readChoice("words", "New, York"), "New, York", "San, Francisco", "of, the", "a, b"];
   return usual.find(fits) ?? rows.map((row) => `#${ids ? ids[row] : row}`).join(", ");
 }
 
-function wordsOf(opened, job) {
+function drawWords(opened, job) {
   const { ends } = opened;
   if (!ends.input) return [];
-  const help = el("p", { class: "note", id: fresh("help"), role: "status" }), drawn = el("div", { id: "answer" });
+  const help = el("p", { class: "note", id: uniqueId("help"), role: "status" }), drawn = el("div", { id: "answer" });
   const box = el("input", { id: "words", type: "text", autocomplete: "off", spellcheck: "false",
     "aria-describedby": help.id, value: firstWords(opened) });
   const score = async () => {
@@ -219,16 +223,16 @@ function wordsOf(opened, job) {
     const ids = words.map((word) => findToken(opened, word)), wrong = words.find((_, i) => ids[i] === null);
     const fine = wrong === undefined && words.length > 0;
     box.setAttribute("aria-invalid", String(!fine));
-    help.textContent = wrong !== undefined ? unknown(opened, wrong)
+    help.textContent = wrong !== undefined ? unknownWordText(opened, wrong)
       : !fine ? "Write one word or more, with commas between."
         : `${ids.map((id) => `${tokenName(opened, id)} is token ${count(id)}`).join("; ")}.`;
     if (!fine) return;
     keep({ words: words.join(", ") });
     const label = `Reading ${count(ends.input.shape[0])} × ${count(ends.input.shape[1])} numbers`;
-    const result = await job.told(() => job.run(label, (run) => measure(opened, ids, run)));
+    const result = await job.told(() => job.run(label, (run) => measureWords(opened, ids, run)));
     if (!result) return;
     dropped.result = result;
-    drawn.replaceChildren(...answers(opened, result));
+    drawn.replaceChildren(...drawAnswers(opened, result));
     announce("Scores are drawn.");
   };
   score();
@@ -238,8 +242,8 @@ function wordsOf(opened, job) {
       el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn)];
 }
 
-function unknown(opened, word) {
-  const near = likely(opened, word), where = opened.embedded?.note ? "of those that this page holds" : "here";
+function unknownWordText(opened, word) {
+  const near = similarTokens(opened, word), where = opened.embedded?.note ? "of those that this page holds" : "here";
   const instead = near.length ? `there are ${near.join(", ")}` : "#1234 names a row by its number";
   return `“${word}” is not one token ${where}; ${instead}.`;
 }

@@ -1,12 +1,12 @@
-// What a model holds at any sizes: the terms that Python's own counting was run for (planning/resized.py), with sizes
-// put in. Letters: V tokens, D width, L layers, F feed-forward width, H heads, K key-value heads, k width of a factored
-// table, g groups of layers that share.
+// Parameters of a model at any sizes: evaluates the terms that Python counted (planning/resized.py). Letters: V tokens,
+// D width, L layers, F feed-forward width, H heads, K key-value heads, k width of a factored table, g groups of layers
+// that share.
 import { abbreviated, count, plain, rounded, size } from "./numbers.js";
 import { facts } from "./state.js";
 
 export const preset = (name) => facts.counts.presets.find((each) => each.name === name);
 
-/** A sum of products of sizes; { "DDL": 4, "DDK/H": 2 } is 4·D²·L + 2·D²·K/H, which comes out even. */
+/** Evaluate a sum of products of sizes: { "DDL": 4, "DDK/H": 2 } is 4·D²·L + 2·D²·K/H, an integer. */
 export function termsAt(terms, at) {
   const product = (letters) => [...letters].reduce((found, letter) => found * at[letter], 1);
   return Object.entries(terms ?? {}).reduce((sum, [letters, times]) => {
@@ -15,8 +15,8 @@ export function termsAt(terms, at) {
   }, 0);
 }
 
-/** Parameters by component, in the order in which they are shown. */
-export function counted(name, at, boundary, kind) {
+/** Count parameters by component, in the order of display. */
+export function countParameters(name, at, boundary, kind) {
   const form = facts.counts.forms[preset(name).form], terms = { ...form.ends[boundary], ...form.body[kind] };
   const parts = Object.keys(facts.counts.components).map((part) => [part, termsAt(terms[part], at)]);
   return Object.fromEntries(parts.filter(([, held]) => held));
@@ -27,27 +27,27 @@ export const tableParameters = (parameters) => (parameters.input_table ?? 0) + (
 export const boundaryText = (boundary, at) => (boundary === "factored" ? `factored:${at.k}` : boundary);
 export const shareText = (kind, at) => (kind !== "none" && at.g > 1 ? `${kind}:groups=${at.g}` : kind);
 
-/** Every boundary with every kind of sharing, beside the same model untied with nothing shared. */
+/** Count every boundary with every kind of sharing, and savings against the untied, unshared model. */
 export function choices(name, at, kinds) {
-  const plainest = totalOf(counted(name, at, "untied", "none"));
+  const plainest = totalOf(countParameters(name, at, "untied", "none"));
   return facts.counts.boundaries.flatMap((boundary) => kinds.map((kind) => {
-    const parameters = counted(name, at, boundary, kind), whole = totalOf(parameters);
+    const parameters = countParameters(name, at, boundary, kind), whole = totalOf(parameters);
     const saved = plainest - whole, estimated = name in facts.counts.plain;
     return { boundary, kind, parameters, total: whole, saved, savedShare: saved / plainest, estimated };
   }));
 }
 
-// What follows from the tables alone, and is exact where the body is an estimate (planning/certainty.py).
+// Components that are exact even if the body is an estimate (planning/certainty.py).
 const AT_TABLES = ["input_table", "output_table", "other_tables", "maps", "head_bias"];
 const percent = (share) => `${plain(100 * share, 1)} %`;
 
-/** Parameters of the whole or of the body: every digit, or ≈ and three of an estimate. */
+/** Format parameters of the model or body: all digits, or ≈ and three digits of an estimate. */
 export const bodyCount = ({ estimated }, value) => (estimated ? `≈ ${abbreviated(rounded(value))}` : count(value));
 
-/** Parameters of a component. */
+/** Format the parameters of a component. */
 export const partCount = (of, part, value) => (AT_TABLES.includes(part) ? count(value) : bodyCount(of, value));
 
-/** What a choice saves of the whole; of two tables with unshared layers it is nothing, which needs no estimate. */
+/** Format the share that a choice saves. The untied, unshared model saves exactly nothing. */
 export function savedShareText({ estimated, kind, saved, savedShare }) {
   const exact = !estimated || (kind === "none" && saved === 0);
   return exact ? percent(savedShare) : `≈ ${percent(rounded(savedShare))}`;
@@ -56,12 +56,12 @@ export function savedShareText({ estimated, kind, saved, savedShare }) {
 const savedCount = (of) => (of.kind === "none" ? count(of.saved) : bodyCount(of, of.saved));
 const bytesText = ({ estimated }, bytes) => (estimated ? `≈ ${size(rounded(bytes))}` : size(bytes));
 
-/** What a choice is called, as columns of a plan are: in one line. */
-export function called({ boundary, kind }, at, kinds) {
+/** Name a choice in one line, as columns of a plan do. */
+export function choiceName({ boundary, kind }, at, kinds) {
   return boundaryText(boundary, at) + (kinds.length > 1 ? `, share ${shareText(kind, at)}` : "");
 }
 
-/** Rows of `tiewise plan`: parameters, checkpoint, training; a row of one cell heads those that follow. */
+/** Return the rows of `tiewise plan`: parameters, checkpoint, training. A row of one cell is a heading. */
 export function planRows(found, dtype) {
   const { components, checkpoint, training, optimizers } = facts.counts;
   const each = (name, show) => [name, ...found.map(show)];
@@ -81,8 +81,8 @@ export function planRows(found, dtype) {
   ];
 }
 
-/** Why these sizes are no model, with the way out; null where they are one. */
-export function refused(name, at) {
+/** Explain why the sizes are invalid and how to fix them; null if they are valid. */
+export function refusalOf(name, at) {
   const { forms, options } = facts.counts, form = forms[preset(name).form], wide = termsAt(form.table_width, at);
   for (const [what, by] of form.divided) {
     if (at[what] % at[by] === 0) continue;
@@ -105,7 +105,7 @@ function nextFrom(start, step, fits) {
   return at;
 }
 
-/** The models of the catalogue nearest in V, D and L, the smallest √(ln²(V/V') + ln²(D/D') + ln²(L/L')) first. */
+/** Find the catalogue's nearest models by √(ln²(V/V') + ln²(D/D') + ln²(L/L')), smallest first. */
 export function neighbours(at, but) {
   const away = ([, V, D, L]) => Math.hypot(Math.log(V / at.V), Math.log(D / at.D), Math.log(L / at.L));
   return facts.counts.models.filter(([name]) => name !== but)
@@ -115,13 +115,13 @@ export function neighbours(at, but) {
     .map(([, row]) => row);
 }
 
-/** Rows of that, as `tiewise plan` prints them. */
+/** Return the rows of neighbours as `tiewise plan` prints them. */
 export const neighbourRows = (near) => near.map(([name, V, D, L, tied, checked]) => [
   name, count(V), count(D), String(L), plain(V / D, 1),
   tied === null ? "not known" : tied ? "tied" : "untied", checked,
 ]);
 
-/** The command that prints the same. */
+/** Return the command that prints the same figures. */
 export function planCommand(name, at, kinds, dtype) {
   const { plain: alone, options, boundaries } = facts.counts, { sizes } = preset(name);
   const moved = name in alone || Object.entries(sizes).some(([letter, value]) => value !== at[letter]);

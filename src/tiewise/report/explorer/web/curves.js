@@ -1,10 +1,10 @@
-// Curves over one axis, read by pointer, by the arrow keys and as a table; and drawings that take the width they have.
+// Curves over one axis, readable by pointer, arrow keys and table; and drawings that adapt to their width.
 import { el, listing, svg } from "./kit.js";
 import { plain } from "./numbers.js";
 
 const DASHES = ["", "7 4", "2 3", "8 3 2 3"];
 
-/** Round numbers between a and b, some `many` of them, and how many digits they need. */
+/** Choose about `many` round numbers between a and b. → { at, digits } */
 function ticks(a, b, many = 5) {
   const rough = (b - a) / many, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 5].find((of) => of * power >= rough) ?? 10), first = Math.ceil(a / step - 1e-9);
@@ -12,7 +12,7 @@ function ticks(a, b, many = 5) {
   return { at, digits: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
 }
 
-/** The same along factors, as powers of ten: 1, 2 and 5 of each, or each alone. */
+/** Choose ticks of a logarithmic axis: 1, 2 and 5 times each power of ten, or the powers alone. */
 function factorTicks(a, b, many) {
   const powers = Array.from({ length: Math.ceil(b) - Math.floor(a) + 1 }, (_, i) => 10 ** (Math.floor(a) + i));
   const inside = (of) => Math.log10(of) >= a && Math.log10(of) <= b;
@@ -20,8 +20,8 @@ function factorTicks(a, b, many) {
   return every.length > many ? powers.filter(inside) : every;
 }
 
-/** A drawing made again for the width that it has, at most `most`: its letters stay as large as they are written. */
-export function fitted(most, draw) {
+/** Draw again whenever the width changes, at most `most` wide, so that letters keep their size. */
+export function fitToWidth(most, draw) {
   const box = el("div", {}, draw(most));
   let drawn = most;
   const watch = new ResizeObserver(([{ contentRect }]) => {
@@ -33,39 +33,39 @@ export function fitted(most, draw) {
   return box;
 }
 
-/** The line that a legend shows. */
+/** Draw the line of a legend. */
 export const stroke = (colour, dash = "") => svg("svg", { width: 26, height: 8 },
   svg("path", { d: "M0 4H26", stroke: colour, "stroke-width": 2.5, "stroke-dasharray": dash }));
 
-function spread(values) {
+function rangeOf(values) {
   const a = Math.min(...values), b = Math.max(...values);
   return a === b ? [a - 0.5, b + 0.5] : [a, b];
 }
-const stopsOf = (lines) => [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].sort((a, b) => a - b);
-const named = (lines) => lines.filter(({ thin }) => !thin);
-const whole = (at) => plain(at, Number.isInteger(at) ? 0 : 2);
+const placesOf = (lines) => [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].sort((a, b) => a - b);
+const namedLines = (lines) => lines.filter(({ thin }) => !thin);
+const formatPlace = (at) => plain(at, Number.isInteger(at) ? 0 : 2);
 
 /**
- * Curves over one axis: [{ name, points: [[x, y]…], colour, thin }], thin ones unnamed behind the others. The legend
- * says the values at one x: the last, that of the pointer, that which the arrow keys reach, or `mark`, which `.mark(x)`
- * of what is returned moves. `level`: a line across; `range`: of y; `factors`: x grows by factors.
+ * Draw curves over one axis: [{ name, points: [[x, y]…], colour, thin }]. Thin ones are behind the others, unnamed.
+ * The legend has the values at one x: the last, the pointer's, the arrow keys', or `mark`. The result's `.mark(x)`
+ * moves the mark. `level`: horizontal line; `range`: range of y; `factors`: logarithmic x.
  */
 export function curves(label, lines, asked) {
   const { x, y, width: most = 760, height = 260, digits = 2, factors = false, level = null, range = null } = asked;
   const all = lines.flatMap(({ points }) => points), to = factors ? Math.log10 : Number;
   if (!all.length) return Object.assign(el("p", { class: "note" }, "Nothing to draw yet."), { mark() {} });
-  const own = named(lines), dash = (line) => DASHES[own.indexOf(line) % DASHES.length] ?? "";
+  const own = namedLines(lines), dash = (line) => DASHES[own.indexOf(line) % DASHES.length] ?? "";
   const values = own.map(({ points }) => new Map(points)), said = own.map(() => el("b"));
-  const where = el("span", { class: "where" }), stops = stopsOf(own), far = Math.max(1, Math.round(stops.length / 10));
-  const [x0, x1] = spread(all.map(([at]) => to(at)));
-  const [y0, y1] = range ?? spread(all.map(([, of]) => of).concat(level ?? []));
+  const where = el("span", { class: "where" }), stops = placesOf(own), far = Math.max(1, Math.round(stops.length / 10));
+  const [x0, x1] = rangeOf(all.map(([at]) => to(at)));
+  const [y0, y1] = range ?? rangeOf(all.map(([, of]) => of).concat(level ?? []));
   const apart = (i, at) => Math.abs(to(stops[i]) - at);
   const nearest = (at) => stops.reduce((best, _, i) => (apart(i, at) < apart(best, at) ? i : best), 0);
   let mark = asked.mark ?? null, stop = 0, show = () => {};
   const tell = (next) => {
     stop = Math.max(0, Math.min(stops.length - 1, next));
     values.forEach((of, i) => { said[i].textContent = plain(of.get(stops[stop]), digits); });
-    where.textContent = `${x} ${whole(stops[stop])}`;
+    where.textContent = `${x} ${formatPlace(stops[stop])}`;
     show();
   };
   const home = () => tell(mark === null ? stops.length - 1 : nearest(to(mark)));
@@ -100,7 +100,7 @@ export function curves(label, lines, asked) {
     },
     rises.at.map((of) => [svg("path", { d: `M${left} ${up(of)}H${width - right}`, class: "grid" }),
       svg("text", { x: left - 6, y: up(of) + 4, "text-anchor": "end" }, plain(of, rises.digits))]),
-    steps.map((of) => svg("text", { x: across(of), y: foot + 17, "text-anchor": "middle" }, whole(of))),
+    steps.map((of) => svg("text", { x: across(of), y: foot + 17, "text-anchor": "middle" }, formatPlace(of))),
     svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x),
     svg("text", { transform: `translate(12 ${(above + foot) / 2}) rotate(-90)`, "text-anchor": "middle" }, y),
     level === null ? null : svg("path", { d: `M${left} ${up(level)}H${width - right}`, class: "level" }),
@@ -112,22 +112,23 @@ export function curves(label, lines, asked) {
         found[i] === undefined ? "translate(-99 0)" : `translate(${across(at)} ${up(found[i])})`));
       const each = own.map(({ name }, i) => `${name} ${plain(found[i], digits)}`).join(", ");
       drawn.setAttribute("aria-valuenow", at);
-      drawn.setAttribute("aria-valuetext", `${x} ${whole(at)}: ${each}`);
+      drawn.setAttribute("aria-valuetext", `${x} ${formatPlace(at)}: ${each}`);
     };
     show();
     return drawn;
   };
   home();
   const legend = own.map((line, i) => el("span", {}, stroke(line.colour, dash(line)), ` ${line.name} `, said[i]));
-  const made = el("div", {}, el("div", { class: "legend", "aria-hidden": "true" }, legend, where), fitted(most, draw));
+  const heading = el("div", { class: "legend", "aria-hidden": "true" }, legend, where);
+  const made = el("div", {}, heading, fitToWidth(most, draw));
   return Object.assign(made, { mark(at) { mark = at; home(); } });
 }
 
-/** The numbers of named curves as a table: of many points some `most`, evenly. */
+/** List the numbers of named curves, at most about `most` evenly spaced points. */
 export function curveTable(label, lines, { x, digits = 2, most = 60 }) {
-  const own = named(lines), values = own.map(({ points }) => new Map(points)), stops = stopsOf(own);
+  const own = namedLines(lines), values = own.map(({ points }) => new Map(points)), stops = placesOf(own);
   const every = Math.ceil(stops.length / most) || 1;
   const shown = stops.filter((_, i) => i % every === 0 || i === stops.length - 1);
   return listing(label, [x, ...own.map(({ name }) => name)],
-    shown.map((at) => [whole(at), ...values.map((of) => plain(of.get(at), digits))]));
+    shown.map((at) => [formatPlace(at), ...values.map((of) => plain(of.get(at), digits))]));
 }

@@ -1,4 +1,4 @@
-// Factoring and sharing: four pictures of storing less, from the table's rank to the layers, and ALBERT's question.
+// Factoring and sharing: rank of a table, shared layers, a recurrent cell, and ALBERT's sentence order.
 import { drawCell } from "./cell.js";
 import { drawPairs } from "./pairs.js";
 import { drawSharing } from "./shared_layers.js";

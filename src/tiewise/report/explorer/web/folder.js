@@ -1,11 +1,10 @@
-// What lies in a dropped Hugging Face folder: config, headers, and what its tokens read as. Runs in a worker, as
-// stored.js does.
+// Content of a dropped Hugging Face folder: config, headers and texts of tokens. Runs in a worker, like stored.js.
 import { count } from "./numbers.js";
-import { Refusal, short, bytesOf, jsonOf, headerOf } from "./stored.js";
+import { Refusal, shorten, readBytes, readJson, readHeader } from "./stored.js";
 
 /**
- * Read a folder, given as [{ name, file }] of the files directly inside: only headers, index, config and tokenizer.
- * A fault in one file does not hide the others. Nothing pickled is opened.
+ * Read headers, index, config and tokenizer of a folder. `files` is [{ name, file }].
+ * A fault in one file does not hide the others. Pickled files are never opened.
  * → { config, tensors, faults, pickles, adapter, texts, pieces, lower }
  */
 export async function openFolder(files) {
@@ -16,7 +15,7 @@ export async function openFolder(files) {
       faults.push(error.message); return null; }
   };
   const objectOf = async (name, most, unique) => {
-    const found = await jsonOf(by.get(name), name, most, unique);
+    const found = await readJson(by.get(name), name, most, unique);
     if (typeof found !== "object" || found === null
       || Array.isArray(found)) throw new Refusal(`${name}: no JSON object; take it from its source again`);
     return found;
@@ -32,7 +31,7 @@ export async function openFolder(files) {
       throw new Refusal(`${INDEX}: it has no weight_map from tensors to files; ${again}`);
     const outside = files.find((file) => file === "" || file === ".." || file.includes("/"));
     if (outside !== undefined)
-      throw new Refusal(`${INDEX}: names the file ${short(outside)}, which does not lie in the folder; ${again}`);
+      throw new Refusal(`${INDEX}: names the file ${shorten(outside)}, which does not lie in the folder; ${again}`);
     return new Map(Object.entries(found));
   });
   if (map) wanted = [...new Set(map.values())].sort();
@@ -44,7 +43,7 @@ export async function openFolder(files) {
     const found = await tried(async () => {
       if (!by.has(name))
         throw new Refusal(`${name}: the index names it, and it was not dropped; choose the whole folder`);
-      return headerOf(by.get(name), name);
+      return readHeader(by.get(name), name);
     });
     seen += found?.length ?? 0;
     if (seen > 160_000)
@@ -61,10 +60,8 @@ export async function openFolder(files) {
 }
 
 /**
- * What each token reads as, by tokenizer.json, else vocab.json, else vocab.txt: { texts, pieces, lower }, both arrays
- * by id.
- * A piece is as the vocabulary writes it, a text as `tiewise inspect` shows it; `lower`: words are sought in small
- * letters.
+ * Read the texts of tokens from tokenizer.json, vocab.json or vocab.txt. → { texts, pieces, lower }, arrays by id
+ * A piece is the token as stored, a text as `tiewise inspect` shows it. `lower`: the tokenizer lowers case.
  */
 export async function readTexts(by, objectOf) {
   const pieces = [], added = new Map(), MOST = 1_500_000;
@@ -92,11 +89,11 @@ export async function readTexts(by, objectOf) {
     const file = by.get("vocab.txt");
     if (file.size > 64 * 2 ** 20)
       throw new Refusal(`vocab.txt: ${count(file.size)} bytes; no vocabulary is that large`);
-    const lines = new TextDecoder().decode(await bytesOf(file, 0, file.size, "vocab.txt")).replace(/\n$/,
+    const lines = new TextDecoder().decode(await readBytes(file, 0, file.size, "vocab.txt")).replace(/\n$/,
       "").split("\n");
     lines.slice(0, MOST).forEach((line, id) => put(id, line.replace(/\r$/, "")));
   } else return { texts: null, pieces: null, lower };
-  // the letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on
+  // byte-level tokenizers write a printable byte as itself, any other as the next letter from 256 on
   const bytes = new Map();
   for (let byte = 0, next = 256; byte < 256; byte++)
     bytes.set(String.fromCharCode((byte > 32 && byte < 127) || (byte > 160 && byte !== 173) ? byte : next++), byte);

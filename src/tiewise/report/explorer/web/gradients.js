@@ -1,13 +1,13 @@
-// Two gradients: a tiny tied model trains in the page, and both paths of its table are seen on every row.
+// Two gradients: a tiny tied model trains in the page and shows both paths of its table on every row.
 import { curves, curveTable } from "./curves.js";
 import { announce, button, choice, el, guess, numberBox, panel, panels, slider } from "./kit.js";
 import { plain } from "./numbers.js";
-import { follow, keep, kept } from "./state.js";
-import { begun, trained } from "./two_paths.js";
+import { follow, keep, readChoice } from "./state.js";
+import { initialModel, trainingSteps } from "./two_paths.js";
 import { COLOUR, PATHS, plane, rowTables, terms } from "./two_paths_drawn.js";
 
 const STEPS = 200, WIDTH = 2, TEXT_WORDS = 24, TEXT_ROWS = 12, TICK = 250;
-const STARTS = { // the worked example has four tokens, of which the last never occurs
+const STARTS = { // the example has four tokens; the last never occurs
   example: { shown: "Worked example: 2, 1, 2 → 1, 2, 3", text: "2 1 2 3", more: "4", rate: 0.1 },
   sentence: {
     shown: "A sentence", text: "the cat sat on the mat and the dog sat on the rug", more: "bird fish", rate: 0.05,
@@ -15,44 +15,44 @@ const STARTS = { // the worked example has four tokens, of which the last never 
 };
 export const gradients = { id: "gradients", title: "Two gradients", draw: drawGradients };
 
-/** What a reader asked for: the text as ids, its words, and how the model learns it. */
-export function asked() {
+/** Read the reader's settings: text as ids, words, and training. */
+export function readSettings() {
   const split = (text) => text.trim().split(/[\s,]+/).filter(Boolean);
   const number = (name, first, least, most) => {
-    const found = Number(kept(name) || first);
+    const found = Number(readChoice(name) || first);
     return Number.isFinite(found) ? Math.min(most, Math.max(least, found)) : first;
   };
-  const every = split(kept("g.text", STARTS.example.text)), words = every.slice(0, TEXT_WORDS);
-  const each = [...new Set([...words, ...split(kept("g.more", STARTS.example.more))])];
+  const every = split(readChoice("g.text", STARTS.example.text)), words = every.slice(0, TEXT_WORDS);
+  const each = [...new Set([...words, ...split(readChoice("g.more", STARTS.example.more))])];
   const rows = each.slice(0, TEXT_ROWS).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
   const ids = words.map((word) => rows.indexOf(word)).filter((id) => id >= 0);
   return {
     rows, inputs: ids.slice(0, -1), targets: ids.slice(1),
     cut: words.length < every.length || rows.length < each.length,
-    row: Math.max(0, rows.indexOf(kept("g.row", rows.includes("2") ? "2" : words[0]))),
+    row: Math.max(0, rows.indexOf(readChoice("g.row", rows.includes("2") ? "2" : words[0]))),
     alpha: number("g.alpha", 1, 0, 4), rate: number("g.rate", 0.1, 0.001, 1),
     seed: Math.round(number("g.seed", 1, 0, 1e6)), step: Math.round(number("g.step", 0, 0, STEPS)),
   };
 }
 
 const training = { key: "", run: [] };
-function runOf({ rows, inputs, targets, alpha, rate, seed }) {
+function trainWith({ rows, inputs, targets, alpha, rate, seed }) {
   const key = JSON.stringify([rows, inputs, targets, alpha, rate, seed]);
   if (training.key !== key) {
     const how = { rate, alpha, steps: STEPS };
-    training.run = inputs.length ? trained(begun(rows.length, WIDTH, seed), inputs, targets, how) : [];
+    training.run = inputs.length ? trainingSteps(initialModel(rows.length, WIDTH, seed), inputs, targets, how) : [];
     training.key = key;
   }
   return training.run;
 }
 
 function drawGradients(place) {
-  const player = playing(place), boxes = controls(player);
+  const player = makePlayer(place), boxes = makeControls(player);
   const answer = el("p", { class: "finding" }), drawn = el("div"), rows = el("div", { class: "field" });
   const words = el("div", { class: "terms" }), charts = el("div");
   let of = "", row = "", moved = [];
   const draw = () => {
-    const at = asked(), run = runOf(at);
+    const at = readSettings(), run = trainWith(at);
     boxes.show(at.step);
     if (!run.length) {
       answer.replaceChildren("Write at least two words: the first is read, the second predicted.");
@@ -62,13 +62,13 @@ function drawGradients(place) {
     answer.replaceChildren(...sentence(at, found));
     drawn.replaceChildren(el("div", { class: "panels beside" }, plane(at, found), rowTables(at, found)));
     words.replaceChildren(...terms(at, found));
-    // what has the focus stays where it is: buttons and curves are made anew only for another text or run
+    // draw buttons and curves again only for another text or training, so that the focus stays
     if (row !== (row = `${at.rows} ${label}`)) {
       const pressed = (word) => { row = `${at.rows} ${word}`; keep({ "g.row": word }); };
       const options = Object.fromEntries(at.rows.map((word) => [word, word]));
       rows.replaceChildren(el("span", {}, "The row of"), choice("The row of", options, label, pressed));
     }
-    if (of !== (of = training.key)) charts.replaceChildren(panels(moved = overSteps(at, run)));
+    if (of !== (of = training.key)) charts.replaceChildren(panels(moved = drawOverSteps(at, run)));
     moved.forEach((each) => each.mark(at.step));
   };
   place.append(
@@ -87,8 +87,8 @@ function drawGradients(place) {
   follow(charts, draw);
 }
 
-/** The button that plays steps, four a second, as long as its place is in the page. */
-function playing(place) {
+/** Make the button that plays steps, four a second, until its place leaves the page. */
+function makePlayer(place) {
   let ticking = 0;
   const to = (step) => keep({ "g.step": Math.min(STEPS, step) || null });
   const say = () => {
@@ -97,19 +97,23 @@ function playing(place) {
   };
   const rest = () => { clearInterval(ticking); ticking = 0; say(); };
   const go = () => {
-    if (asked().step === STEPS) to(0);
-    ticking = setInterval(() => (place.isConnected && asked().step < STEPS ? to(asked().step + 1) : rest()), TICK);
+    if (readSettings().step === STEPS) to(0);
+    ticking = setInterval(() => {
+      const { step } = readSettings();
+      if (place.isConnected && step < STEPS) to(step + 1);
+      else rest();
+    }, TICK);
     say();
   };
   const play = button("Play", () => (ticking ? rest() : go()), { "aria-pressed": "false" });
   return { play, rest, to, on: () => Boolean(ticking) };
 }
 
-/** All that a reader sets; `show` brings the slider to the step that is shown. */
-function controls({ play, rest, to, on }) {
-  const now = asked();
+/** Draw all controls. `show` moves the slider to the current step. */
+function makeControls({ play, rest, to, on }) {
+  const now = readSettings();
   const field = (label, name, first) => el("label", { class: "field" }, el("span", {}, label), el("input", {
-    type: "text", name, value: kept(name, first), maxlength: 300,
+    type: "text", name, value: readChoice(name, first), maxlength: 300,
     oninput: ({ target }) => keep({ [name]: target.value, "g.step": null }),
   }));
   const text = field("The text: every word is followed by the next", "g.text", STARTS.example.text);
@@ -124,16 +128,16 @@ function controls({ play, rest, to, on }) {
     for (const [made, value] of [[text, start.text], [more, start.more], [rate, start.rate]])
       made.lastChild.value = value;
   };
-  const start = Object.keys(STARTS).find((of) => STARTS[of].text === kept("g.text", STARTS.example.text));
+  const start = Object.keys(STARTS).find((of) => STARTS[of].text === readChoice("g.text", STARTS.example.text));
   const names = Object.fromEntries(Object.entries(STARTS).map(([of, { shown }]) => [of, shown]));
   const drawn = el("div", { class: "panel controls" },
     choice("What it learns", names, start, preset), text, more, alpha, rate, step,
     el("div", { class: "choice" },
-      button("One step", () => to(asked().step + 1)), play,
+      button("One step", () => to(readSettings().step + 1)), play,
       button("Reset", () => { rest(); to(0); announce("Step 0"); }),
-      button("Other first numbers", () => keep({ "g.seed": (asked().seed + 1) % 1e6, "g.step": null }))));
+      button("Other first numbers", () => keep({ "g.seed": (readSettings().seed + 1) % 1e6, "g.step": null }))));
   const show = (at) => step.querySelectorAll("input").forEach((box) => {
-    if (box !== document.activeElement || on()) box.value = at; // what is being typed stands
+    if (box !== document.activeElement || on()) box.value = at; // do not overwrite a box while the reader types
   });
   return { drawn, show };
 }
@@ -147,8 +151,8 @@ function sentence({ step, rows, inputs, cut }, { lengths: { lookup, head }, cosi
   cut ? ` Only the first ${TEXT_WORDS} words, and ${TEXT_ROWS} different ones, are taken.` : ""];
 }
 
-/** Curves over all steps, a panel each, whose `mark` moves. */
-function overSteps({ inputs }, run) {
+/** Draw curves over all steps, one panel each, with a movable `mark`. */
+function drawOverSteps({ inputs }, run) {
   const line = (name, value, colour) => {
     const points = run.map((each, k) => [k, value(each)]);
     return { name, colour, points: points.filter(([, y]) => y !== null && Number.isFinite(y)) };

@@ -1,7 +1,7 @@
 // Picture of one word on its way through a tied model: lookup, body, logits. The word moves if motion is allowed.
 import { button, choice, el, svg } from "./kit.js";
 import { dot, plain } from "./numbers.js";
-import { follow, keep, kept } from "./state.js";
+import { follow, keep, readChoice } from "./state.js";
 import { STORY_WORDS, prose, storyMatrix } from "./story.js";
 
 const STAGES = { word: "Word", lookup: "Lookup", body: "Body", logits: "Logits" };
@@ -98,14 +98,14 @@ export function journey(at) {
     text.setAttribute("aria-live", "polite");
     show();
   };
-  const stages = choice("Stage of the journey", STAGES, kept("stage", "logits"), (stage) => {
+  const stages = choice("Stage of the journey", STAGES, readChoice("stage", "logits"), (stage) => {
     open(stage);
     keep({ stage });
   });
   draw();
   follow(frame, draw);
-  if (kept("stage") in STAGES) open(kept("stage"));
-  else if (hasMotion()) setTimeout(() => { if (frame.isConnected && !request && !kept("stage")) start(); }, 500);
+  if (readChoice("stage") in STAGES) open(readChoice("stage"));
+  else if (hasMotion()) setTimeout(() => { if (frame.isConnected && !request && !readChoice("stage")) start(); }, 500);
   return el("div", { class: "journey" }, frame, el("div", { class: "playing" }, play, stages), text);
 }
 

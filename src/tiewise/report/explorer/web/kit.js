@@ -1,18 +1,18 @@
-// The pieces that every section is built of: elements, fields, editable matrices, heat maps, bars, tables, guesses.
+// Building blocks of all sections: elements, fields, editable matrices, heat maps, bars, tables, guesses.
 import { plain } from "./numbers.js";
-import { keep, kept } from "./state.js";
+import { keep, readChoice } from "./state.js";
 
-/** An element with attributes (`on…` are listeners, `class`, `style` a map of CSS properties), children or texts. */
+/** Make an element with attributes (`on…`: listeners; `style`: map of CSS properties) and children. */
 export function el(tag, attributes = {}, ...children) {
-  return dressed(document.createElement(tag), attributes, children);
+  return fillElement(document.createElement(tag), attributes, children);
 }
 
-/** The same of SVG. */
+/** Make an SVG element in the same way. */
 export function svg(tag, attributes = {}, ...children) {
-  return dressed(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  return fillElement(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-function dressed(made, attributes, children) {
+function fillElement(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "style") Object.entries(value).forEach(([key, to]) => made.style.setProperty(key, to));
@@ -24,17 +24,17 @@ function dressed(made, attributes, children) {
 }
 
 let numbered = 0;
-export const fresh = (name) => `${name}-${(numbered += 1)}`;
+export const uniqueId = (name) => `${name}-${(numbered += 1)}`;
 
 export const paragraph = (...children) => el("p", {}, ...children);
 export const button = (label, onclick, more = {}) => el("button", { type: "button", onclick, ...more }, label);
 
-/** Say something to whoever does not see the page. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   document.getElementById("status").textContent = text;
 }
 
-/** A figure as reports have it: a heading, what is drawn, how to read it, and its numbers as a table that opens. */
+/** Make a figure as in reports: heading, drawing, caption, and its numbers as a folded table. */
 export function panel(title, drawn, caption, table = null) {
   return el("figure", { class: "panel" }, el("h2", {}, title), drawn, caption && el("figcaption", {}, caption),
     table && el("details", {}, el("summary", {}, "Data", el("span", { class: "hidden" }, ` of: ${title}`)), table));
@@ -43,22 +43,22 @@ export function panel(title, drawn, caption, table = null) {
 export const panels = (...children) => el("div", { class: "panels maps" }, ...children);
 
 /**
- * A table: `header` of texts, `rows` of texts or elements; the first cell heads its row, a row of one cell the rows
- * below it. A column of long texts is read as sentences.
+ * Make a table from a `header` of texts and `rows` of texts or elements. The first cell is the heading of its row; a
+ * row of one cell is a heading of the rows below. Columns of long texts wrap as sentences.
  */
 export function listing(caption, header, rows) {
   const sentence = header.map((_, i) =>
     rows.some((row) => i && String(row[i]).length > 24 && /\p{L}{3}/u.test(row[i])));
-  const cell = (tag, more) => (text, i) => text === "" ? el("td") // an empty corner heads nothing
+  const cell = (tag, more) => (text, i) => text === "" ? el("td") // an empty cell is no heading
     : el(i ? tag : "th", { class: sentence[i] && "sentence", ...more(i) }, text);
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
     el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
-    el("tbody", {}, rows.map((row) => (row.length === 1 && header.length > 1 // heads those that follow
+    el("tbody", {}, rows.map((row) => (row.length === 1 && header.length > 1 // heading of the rows below
       ? el("tr", { class: "head" }, el("th", { scope: "rowgroup", colspan: header.length }, row[0]))
       : el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" })))))))));
 }
 
-/** A box for one number; `change` gets it once it is one between least and most, and whole where the step is 1. */
+/** Make a box for a number. `change` gets each valid value: from least to most, an integer if step is 1. */
 export function numberBox(label, value, change, asked = {}) {
   const { least = -Infinity, most = Infinity, step = "any", hide = false } = asked;
   const box = el("input", {
@@ -75,8 +75,7 @@ export function numberBox(label, value, change, asked = {}) {
 }
 
 /**
- * A slider with its exact box beside it; on a scale of factors where `factors`. What is typed stands: only dragging
- * takes steps.
+ * Make a slider with a box for exact values; `factors`: a logarithmic scale. Only dragging rounds to steps.
  */
 export function slider(label, value, change, { least, most, step = 1, factors = false }) {
   const to = factors ? Math.log : Number, from = factors ? Math.exp : Number;
@@ -92,7 +91,7 @@ export function slider(label, value, change, { least, most, step = 1, factors = 
   return el("div", { class: "field" }, el("span", {}, label), el("div", { class: "slide" }, range, exact));
 }
 
-/** One of several, as buttons that stay pressed. `options` maps what is kept to what is shown. */
+/** Make buttons of which one is pressed. `options` maps values to labels. */
 export function choice(label, options, value, change) {
   const pressed = (of, made) => made.querySelectorAll("button").forEach((b) =>
     b.setAttribute("aria-pressed", String(b.value === of)));
@@ -103,18 +102,18 @@ export function choice(label, options, value, change) {
   return made;
 }
 
-/** One of many, as a list that opens. `options` maps what is kept to what is shown. */
+/** Make a drop-down list. `options` maps values to labels. */
 export function pick(label, options, value, change) {
   const list = el("select", { onchange: () => change(list.value) }, Object.entries(options).map(([of, shown]) =>
     el("option", { value: of, selected: of === value }, shown)));
   return el("label", { class: "field" }, el("span", {}, label), list);
 }
 
-/** A command that repeats what is shown, with a button that copies it. */
+/** Show a command with a button that copies it. */
 export function command(text) {
   const shown = el("pre", { tabindex: 0 }, text);
   return el("div", { class: "command" }, shown, button("Copy", async ({ currentTarget: pressed }) => {
-    getSelection().selectAllChildren(shown); // what remains where the clipboard is closed to pages
+    getSelection().selectAllChildren(shown); // fallback if the page cannot use the clipboard
     try {
       await navigator.clipboard.writeText(text);
       pressed.textContent = "Copied";
@@ -128,7 +127,7 @@ const matrixTable = (label, kind, rows, columns, cells) => el("table", { class: 
   el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
   el("tbody", {}, cells.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row))));
 
-/** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
+/** Make an editable matrix; arrow keys move between boxes. `change` gets the complete matrix. */
 export function editable(label, matrix, { rows, columns, change, step = 0.1, least, most }) {
   const held = matrix.map((row) => [...row]);
   const boxes = held.map((row, i) => row.map((value, j) =>
@@ -140,32 +139,31 @@ export function editable(label, matrix, { rows, columns, change, step = 0.1, lea
   const table = matrixTable(label, "matrix", rows, columns, boxes.map((row) => row.map((box) => el("td", {}, box))));
   table.addEventListener("keydown", (event) => {
     const move = moves[event.key], i = boxes.findIndex((row) => row.includes(event.target));
-    if (!move || i < 0) return; // up and down change the number, as in every number box
+    if (!move || i < 0) return; // up and down change the number, as in all number boxes
     const next = boxes[i + move[0]]?.[boxes[i].indexOf(event.target) + move[1]];
     if (next) { event.preventDefault(); next.focus(); next.select(); }
   });
   return table;
 }
 
-/** A small matrix as coloured numbers: rows before columns, `marked(i, j)` a class for some cells. */
+/** Draw a small matrix as coloured numbers. `marked(i, j)` returns a class for a cell, or null. */
 export function heat(label, matrix, { rows, columns = rows, digits = 2, top = null, marked = () => null }) {
   const most = top ?? Math.max(1e-9, ...matrix.flat().map(Math.abs));
   return matrixTable(label, "matrix heat", rows, columns, matrix.map((row, i) => row.map((x, j) =>
     el("td", { class: marked(i, j), style: shade(x / most) }, plain(x, digits)))));
 }
 
-/** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
+/** Return CSS variables for the colour of a number from −1 to 1. The style sheet mixes them. */
 export const shade = (x) => ({
   "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`,
   "--end": x < 0 ? "var(--low)" : "var(--high)",
 });
 
 /**
- * Horizontal bars: [{ name, value, colour, said, from }]; `said` stands in place of the number, `from` is where a bar
- * starts.
+ * Draw horizontal bars: [{ name, value, colour, label, from }]. `label` replaces the number; `from` is the start.
  */
 export function bars(label, items, { most = null, digits = 2 } = {}) {
-  const low = Math.min(0, ...items.map(({ value }) => value)); // what is below zero stands left of it
+  const low = Math.min(0, ...items.map(({ value }) => value)); // negative bars are left of zero
   const across = (most ?? Math.max(1e-9, ...items.map(({ value }) => value))) - low;
   const share = (x) => `${(100 * Math.min(1, Math.max(0, x / across))).toFixed(2)}%`;
   const track = ({ value, colour, from = 0 }) => el("span", { style: {
@@ -176,10 +174,10 @@ export function bars(label, items, { most = null, digits = 2 } = {}) {
   return el("div", { class: "bars", role: "group", "aria-label": label }, items.map((item) =>
     el("div", {}, el("span", {}, item.name),
       el("span", { class: "track", "aria-hidden": "true" }, track(item)),
-      el("span", {}, item.said ?? plain(item.value, digits)))));
+      el("span", {}, item.label ?? plain(item.value, digits)))));
 }
 
-/** Predict, then reveal: a question with its options; what it comes to, `shown()`, appears once one was taken. */
+/** Ask a question with options, and show the right one with its reason after the answer. */
 export function guess(name, question, options, right, because) {
   const answer = el("div", { class: "answer", "aria-live": "polite" });
   const show = (taken) => {
@@ -187,7 +185,7 @@ export function guess(name, question, options, right, because) {
     answer.replaceChildren(paragraph(el("strong", {}, hit ? "Right. " : `It is: ${options[right]}. `), because));
     buttons.querySelectorAll("button").forEach((each) => each.classList.toggle("right", each.value === right));
   };
-  const buttons = choice(question, options, kept(name), (taken) => { keep({ [name]: taken }); show(taken); });
-  if (kept(name) in options) show(kept(name));
+  const buttons = choice(question, options, readChoice(name), (taken) => { keep({ [name]: taken }); show(taken); });
+  if (readChoice(name) in options) show(readChoice(name));
   return el("div", { class: "guess" }, el("p", { class: "ask" }, question), buttons, answer);
 }

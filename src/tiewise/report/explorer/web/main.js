@@ -1,19 +1,19 @@
-// The page: a tab per section, the theme, and the address. Everything above is a section or a piece of one.
+// The page: a tab per section, the theme, and the address.
 import { budget } from "./budget.js";
 import { checkpoint } from "./checkpoint.js";
 import { factoring } from "./factoring.js";
 import { gradients } from "./gradients.js";
 import { announce, button, el } from "./kit.js";
 import { runs } from "./runs.js";
-import { facts, follow, keep, kept, reread } from "./state.js";
+import { facts, follow, keep, readChoice, readAddress } from "./state.js";
 import { symmetry } from "./symmetry.js";
 
-// comparisons have a part where the page was given some
+// the tab of comparisons exists if the page has any
 export const SECTIONS = [symmetry, budget, gradients, factoring, checkpoint, ...(facts.runs ? [runs] : [])];
 
 function start() {
   const tabs = document.getElementById("tabs"), place = document.getElementById("place");
-  const at = () => SECTIONS.find(({ id }) => id === kept("at", facts.at)) ?? SECTIONS[0];
+  const at = () => SECTIONS.find(({ id }) => id === readChoice("at", facts.at)) ?? SECTIONS[0];
   let shown = null;
   const show = () => {
     tabs.querySelectorAll("button").forEach((tab) => {
@@ -40,10 +40,10 @@ function start() {
     open(next.value);
   });
   follow(place, show);
-  window.addEventListener("hashchange", () => { reread(); shown = null; show(); });
+  window.addEventListener("hashchange", () => { readAddress(); shown = null; show(); });
   startTheme(() => {});
   show();
 }
 
-// the same script is what a worker runs, which has no page
+// a worker runs the same script and has no document
 if (typeof document !== "undefined") start();

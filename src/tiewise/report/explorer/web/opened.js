@@ -1,13 +1,13 @@
-// A checkpoint as this page has opened it: dropped, chosen, or embedded in part by `tiewise explore CKPT`.
-import { ask } from "./ask.js";
+// An open checkpoint: dropped, chosen, or partly embedded by `tiewise explore CKPT`.
+import { runJob } from "./ask.js";
 import { count } from "./numbers.js";
 import { vectorOf } from "./path.js";
 import { commandLine } from "./repeat.js";
-import { Refusal, short } from "./stored.js";
-import { offered, readable, suggested } from "./tables.js";
+import { Refusal, shorten } from "./stored.js";
+import { candidateTables, readableTable, suggestTables } from "./tables.js";
 
-/** Of dropped or chosen files those directly inside one folder: { name, files: [{ name, file }] }. */
-export function gathered(list) {
+/** Select the files directly inside one folder: { name, files: [{ name, file }] }. */
+export function selectFiles(list) {
   const given = list.map((one) => (one instanceof File ? { path: one.webkitRelativePath || one.name, file: one }
     : one));
   const paths = given.map(({ path, file }) => ({ parts: path.split("/"), file }));
@@ -18,49 +18,49 @@ export function gathered(list) {
   return { name: folder ?? single, files };
 }
 
-/** Open it: `job(label, run)` shows how far it is and lets a person stop it. Rejects with a Refusal of one sentence. */
+/** Open dropped files; `job(label, run)` shows progress and a Cancel button. Rejects with a Refusal. */
 export async function openDropped({ name, files }, { names, embedded }, job) {
   if (!files.length || files.length > 100_000)
     throw new Refusal(`${count(files.length)} files are no checkpoint; give the checkpoint's own folder`);
-  const folder = await job(`Reading the headers of ${short(name)}`, (run) => ask("openFolder", [files], run));
-  const wrong = folder.tensors.length ? "" : notTensors(name, files, folder);
+  const folder = await job(`Reading the headers of ${shorten(name)}`, (run) => runJob("openFolder", [files], run));
+  const wrong = folder.tensors.length ? "" : explainNoTensors(name, files, folder);
   if (wrong) throw new Refusal(wrong);
   const known = isSame(embedded, name, folder.tensors) ? embedded : null;
-  return opening(name, folder, {
+  return makeOpened(name, folder, {
     files: new Map(files.map((entry) => [entry.name, entry.file])), names, known, ranks: null, embedded: null });
 }
 
-/** Why there are no tensors, and what reads what is there. */
-function notTensors(name, files, { adapter, faults, pickles }) {
+/** Explain why there are no tensors, and name the command that reads the files. */
+function explainNoTensors(name, files, { adapter, faults, pickles }) {
   const gguf = files.find((entry) => entry.name.endsWith(".gguf"))?.name, check = commandLine(gguf ?? name, "check");
-  if (adapter) return `${short(name)} is an adapter, which changes another checkpoint; ${check} --base BASE reads it`;
+  if (adapter) return `${shorten(name)} is an adapter, which changes another checkpoint; ${check} --base BASE reads it`;
   if (faults.length) return faults[0];
-  if (gguf) return `${short(gguf)} is a GGUF file, which this page does not read; ${check} does`;
+  if (gguf) return `${shorten(gguf)} is a GGUF file, which this page does not read; ${check} does`;
   if (!pickles.length)
-    return `${short(name)} has no file of tensors; give a checkpoint's folder, or one .safetensors file`;
-  return `${short(name)} holds pickled weights alone (${short(pickles[0])}), which can run code and are opened neither `
-    + "here nor by tiewise; save it again with save_pretrained, which writes safetensors";
+    return `${shorten(name)} has no file of tensors; give a checkpoint's folder, or one .safetensors file`;
+  return `${shorten(name)} holds pickled weights alone (${shorten(pickles[0])}), which can run code and are opened `
+    + "neither here nor by tiewise; save it again with save_pretrained, which writes safetensors";
 }
 
-/** Whether a dropped folder has the name and the tensors of the checkpoint that Python embedded a part of. */
+/** Return true if a dropped folder has name and tensors of the embedded checkpoint. */
 function isSame(embedded, name, tensors) {
   if (!embedded || embedded.name !== name) return false;
   const kinds = new Map(tensors.map((one) => [one.name, `${one.dtype} ${one.shape}`]));
   return embedded.tensors.every((one) => kinds.get(one.name) === `${one.dtype} ${one.shape}`);
 }
 
-/** What the section asks of a checkpoint that is open; `known` is what Python found in it, or null. */
-function opening(name, folder, { files, names, known, ranks, embedded }) {
-  const { texts, pieces, lower, faults, tensors } = folder, tables = offered(tensors);
-  const choice = known?.choice ?? suggested(tables, names);
+/** Make the record of an open checkpoint. `known` is the embedded record of Python, or null. */
+function makeOpened(name, folder, { files, names, known, ranks, embedded }) {
+  const { texts, pieces, lower, faults, tensors } = folder, tables = candidateTables(tensors);
+  const choice = known?.choice ?? suggestTables(tables, names);
   return { name, folder, files, tables, choice, texts, pieces, lower, faults, ranks, embedded,
     total: known?.count ?? tensors.length, verdict: known?.verdict ?? null, known,
     ends: { input: null, output: null, tied: false, why: "" }, path: null,
     command: (verb, ...options) => commandLine(name, verb, ...options) };
 }
 
-/** Two chosen tables that can be compared byte by byte: [input, output], or null. */
-export function comparable({ folder, files, embedded }, { input, output }) {
+/** Return [input, output] if both tables can be compared byte by byte, or null. */
+export function comparableTables({ folder, files, embedded }, { input, output }) {
   if (embedded || input === output) return null;
   const [one, other] = [input, output].map((name) => folder.tensors.find((tensor) => tensor.name === name));
   if (!one || !other || one.dtype !== other.dtype || String(one.shape) !== String(other.shape)) return null;
@@ -68,17 +68,16 @@ export function comparable({ folder, files, embedded }, { input, output }) {
 }
 
 /**
- * Take two tensors by name as the two tables, "" for no output head; `equal`: they hold the same bytes. Sets `choice`,
- * `ends` and `path`.
+ * Use two tensors as the tables, "" for no output head; `equal`: their bytes are equal. Sets `choice`, `ends`, `path`.
  */
-export function choose(opened, { input: inputName, output: outputName }, equal) {
+export function chooseTables(opened, { input: inputName, output: outputName }, equal) {
   const { folder, known } = opened, tied = equal || inputName === outputName;
   const table = (name) => {
     if (name === "") return null;
     const tensor = folder.tensors.find((one) => one.name === name);
     if (!tensor) return "no table is chosen";
-    const found = readable(tensor, folder, opened.files);
-    return typeof found === "string" ? found : partOf(opened, found);
+    const found = readableTable(tensor, folder, opened.files);
+    return typeof found === "string" ? found : limitToEmbedded(opened, found);
   };
   const [input, output] = [table(inputName), table(outputName)];
   const why = [input, output].find((one) => typeof one === "string")
@@ -89,22 +88,22 @@ export function choose(opened, { input: inputName, output: outputName }, equal) 
   opened.ends = { input: typeof input === "string" ? null : input, output: why ? null : tied ? input : output,
     tied: tied && !why, why };
   const isPythons = known?.choice?.input === inputName && known.choice.output === (tied ? inputName : outputName);
-  opened.path = known?.path && isPythons && !why && output ? pathOf(known.path) : null;
+  opened.path = known?.path && isPythons && !why && output ? decodePath(known.path) : null;
 }
 
-/** A table of a page that holds some of its rows; others as they are. */
-function partOf({ embedded }, table) {
+/** Limit an embedded table to the rows in the page; return any other table unchanged. */
+function limitToEmbedded({ embedded }, table) {
   if (!embedded) return table;
-  if (!table.file || table.scale) return `the rows of ${short(table.name)} are not in this page; drop the folder`;
+  if (!table.file || table.scale) return `the rows of ${shorten(table.name)} are not in this page; drop the folder`;
   if (!embedded.note) return table;
   return { ...table, shape: [embedded.ids.length, table.shape[1]], end: table.file.size, ids: embedded.ids };
 }
 
-/** What the model does between its tables, as Python has it, with its vectors as numbers. */
-const pathOf = ({ gain, shift, bias, input_scale: inputScale, output_scale: outputScale, ...rest }) =>
+/** Decode the operations between the tables that Python embedded. */
+const decodePath = ({ gain, shift, bias, input_scale: inputScale, output_scale: outputScale, ...rest }) =>
   ({ ...rest, inputScale, outputScale, gain: vectorOf(gain), shift: vectorOf(shift), bias: vectorOf(bias) });
 
-/** What Python embedded of a checkpoint (embedded.py), opened: as if it were dropped, with the rows that are there. */
+/** Open the part of a checkpoint that Python embedded (embedded.py), as if it were dropped. */
 export function openEmbedded(given, { names }) {
   const files = new Map(), tensors = given.tensors.map(({ name, dtype, shape, bytes, data: text, file: saved }) => {
     if (text !== undefined) files.set(name, new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]));
@@ -115,5 +114,5 @@ export function openEmbedded(given, { names }) {
   given.texts.forEach((text, i) => { named[given.ids[i]] = text; });
   const texts = named && Array.from(named, (text) => text ?? null);
   const folder = { tensors, config: null, faults: given.faults, texts, pieces: texts, lower: false };
-  return opening(given.name, folder, { files, names, known: given, ranks, embedded: given });
+  return makeOpened(given.name, folder, { files, names, known: given, ranks, embedded: given });
 }

@@ -1,4 +1,4 @@
-// Numbers of the reader's own comparisons for a step of the story, with links to the report that has them.
+// Numbers of the reader's comparisons for a step of the story. Each links to its report.
 import { button, el } from "./kit.js";
 import { facts, keep } from "./state.js";
 

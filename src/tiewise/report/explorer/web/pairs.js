@@ -1,8 +1,8 @@
-// SOP beside NSP: pairs for pretraining made of a reader's own text, by the rules of
-// `tiewise.training.data.sentence_pairs`, with words as tokens. A line of three dashes begins another document.
+// Pairs for sentence order (SOP) and next sentence (NSP) from a reader's text. Rules are those of
+// `tiewise.training.data.sentence_pairs`, with words as tokens. A line of three dashes separates documents.
 import { button, el, guess, listing, panel, panels, paragraph, slider } from "./kit.js";
 import { count, plain, random } from "./numbers.js";
-import { facts, keep, keptNumbers } from "./state.js";
+import { facts, keep, readNumbers } from "./state.js";
 
 const SAMPLE = [
   "The kettle had been on the stove for an hour. Nobody had noticed that the water was gone. When Ada came in, the "
@@ -15,13 +15,13 @@ const SAMPLE = [
     + "they do not remove it.",
 ].join("\n");
 
-const BYTE_WHITE = " \\t\\n\\r\\f\\v"; // as bytes have it: no other white space ends a sentence
+const BYTE_WHITE = " \\t\\n\\r\\f\\v"; // only ASCII white space ends a sentence
 const SENTENCE_END = new RegExp(
   `(?<mark>[.!?]+|…)(?:["')\\]*_’”])*(?=[${BYTE_WHITE}]+[^${BYTE_WHITE}a-z])`
     + `|(?<=[^${BYTE_WHITE}])(?=[ \\t\\r\\f\\v]*\\n[ \\t\\r\\f\\v]*\\n)`, "gu");
 const NO_ENDS = new Set("mr mrs ms dr st prof rev gen col capt lieut messrs vs no e.g i.e cf viz".split(" "));
 
-/** Sentences of one document: they end behind . ! ? … before white space and no small letter, and at a blank line. */
+/** Split a document into sentences, which end at . ! ? … before white space and no small letter, or at a blank line. */
 export function sentencesOf(text) {
   const ends = [];
   for (const found of text.matchAll(SENTENCE_END)) {
@@ -38,9 +38,8 @@ export const documentsOf = (text) => text.split(/^---+[ \t]*$/m).map(sentencesOf
 const spacedWords = (text) => text.split(/\s+/).filter(Boolean);
 
 /**
- * Pairs of a text, packed into rows of `room` words: { a, b } as in the document, and `stranger`, as long as b, of
- * another document (null where there is none). A document is packed from either end, cut at random; what is too long
- * loses its beginning or its end.
+ * Make pairs of at most `room` words: { a, b, stranger }. `stranger` is b from another document, or null if there is
+ * only one. A document is packed from its start or its end and cut at random. Long parts lose their start or end.
  */
 export function pairsOf(documents, room, seed) {
   const draw = random(seed), below = (n) => Math.floor(draw() * n), found = [];
@@ -87,15 +86,15 @@ export function pairsOf(documents, room, seed) {
   }
 }
 
-/** Share of all different words of two texts that both have: what a model sees that counts words and reads no order. */
+/** Compute the share of words that two texts have in common, without regard to order. */
 export function inCommon(a, b) {
   const [one, two] = [a, b].map((text) => new Set(text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []));
   return [...two].filter((word) => one.has(word)).length / new Set([...one, ...two]).size;
 }
 
-/** Draw it all into `place`. */
+/** Draw the section into `place`. */
 export function drawPairs(place) {
-  const [firstRoom, firstSeed] = keptNumbers("pairs", [40, 1]);
+  const [firstRoom, firstSeed] = readNumbers("pairs", [40, 1]);
   let room = firstRoom >= 4 && firstRoom <= 128 ? Math.round(firstRoom) : 40, seed = Math.round(firstSeed);
   const { judged } = facts.counts, drawn = el("div", { "aria-live": "polite" });
   const box = el("textarea", { rows: 8, "aria-label": "Your text", oninput: () => show() }, SAMPLE);

@@ -1,10 +1,10 @@
-// What a model does between its two tables, on numbers that Python embedded (inspection/tables/open_path.py).
+// Operations between the two tables of a model, from numbers that Python embedded (inspection/tables/open_path.py).
 
-/** The numbers of a base64 text, fp64; null of null. */
+/** Decode fp64 numbers from base64; null stays null. */
 export const vectorOf = (text) => (text === null ? null
   : new Float64Array(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer));
 
-/** What the head multiplies of an input row: scaled, normalised, times gain and scale [E]. */
+/** Apply scale, norm, gain and output scale to an input row [E]. */
 export function leftOf(row, { kind, eps, gain, inputScale, outputScale }) {
   const scaled = kind === "none" ? row : row.map((x) => x * inputScale), n = row.length;
   const mean = kind === "layer" ? scaled.reduce((a, b) => a + b, 0) / n : 0;

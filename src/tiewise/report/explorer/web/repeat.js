@@ -1,12 +1,12 @@
-// Commands that repeat the numbers of an opened checkpoint from its files alone, in Python with nothing of tiewise.
+// Commands that compute the numbers of an open checkpoint from its files, in Python without tiewise.
 
-/** A word of a command line, in quotes where a shell needs them. */
+/** Quote a word of a command line if a shell needs it. */
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
 
-/** A command line of tiewise for a checkpoint. */
+/** Return a tiewise command for a checkpoint. */
 export const commandLine = (name, verb, ...options) => ["tiewise", verb, quoted(name), ...options].join(" ");
 
-/** A command that runs some statements behind E and U, the two tables [V, D], whole and in 64 bits. */
+/** Return a Python command that loads both tables and runs statements. E and U [V, D] are in fp64. */
 export function python(opened, ...statements) {
   const { input, output, tied } = opened.ends, table = (one) => tableCode(opened, one);
   const lines = ["import torch", "from safetensors import safe_open",
@@ -15,7 +15,7 @@ export function python(opened, ...statements) {
   return `python -c ${quoted(lines.filter(Boolean).join("; "))}`;
 }
 
-/** A stored tensor, read from where the commands beside it expect the checkpoint: in the folder where they are run. */
+/** Return the code that reads a tensor of a checkpoint in the current folder. */
 function tensorCode({ name: folder }, { where, saved = where, name }) {
   return `t(${JSON.stringify(folder === saved ? saved : `${folder}/${saved}`)}, ${JSON.stringify(name)})`;
 }
@@ -30,22 +30,22 @@ function tableCode(opened, table) {
   return `${codes} * ${each}${factor === 1 ? "" : ` * ${factor}`}`;
 }
 
-/** Statements behind which s holds what each of some tokens says of every token that may follow [n, V]. */
+/** Return statements that compute s [n, V]: scores of all tokens after some tokens. */
 export const storedCode = (ids) => [`s = E[[${ids}]] @ U.T`];
 
-/** Of a pair both ways, of one token itself: its score in s and its rank. */
+/** Return a statement that prints score and rank of a pair in both orders. */
 export const waysCode = ([a, b]) =>
   `print([(s[i, j].item(), 1 + (s[i] > s[i, j] + 1e-12).sum().item()) for i, j in `
     + `${b === undefined ? `[(0, ${a})]` : `[(0, ${b}), (1, ${a})]`}])`;
 
 export const highestCode = (most) => `print([(x.values.tolist(), x.indices.tolist()) for x in [s.topk(${most})]])`;
 
-/** The rows of a table, "E" or "U", that lie nearest to some by angle; without those themselves. */
+/** Return the statements that find the nearest other rows of table "E" or "U" by angle. */
 export const nearestCode = (table, ids, most) => [
   `n = ${table} / ${table}.norm(dim=1, keepdim=True)`, `s = (n[[${ids}]] @ n.T).nan_to_num(-2)`,
   `s[range(${ids.length}), [${ids}]] = -2`, highestCode(most)];
 
-/** Medians and outer twentieths of lengths in 48 equal steps of the logarithm of a token's number, from 1. */
+/** Return the statements that print median, 5th and 95th percentile of lengths in 48 logarithmic bins. */
 export const bandsCode = (table) => [
   `n = ${table}.norm(dim=1)`, "r = torch.arange(1, len(n) + 1).double().log()", "w = (r[-1].exp() + 1).log() / 48",
   "b = (r / w).floor()",

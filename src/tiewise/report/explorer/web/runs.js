@@ -1,8 +1,8 @@
-// Runs: what `tiewise compare` found, several folders side by side: the verdict, differences with intervals, curves.
+// Runs: comparisons side by side, with verdict, differences with intervals, and curves.
 import { curves, curveTable } from "./curves.js";
 import { choice, command, el, listing, panel, panels } from "./kit.js";
 import { plain } from "./numbers.js";
-import { facts, follow, keep, kept } from "./state.js";
+import { facts, follow, keep, readChoice } from "./state.js";
 
 const MEASURE_NAMES = {
   validation: "Validation loss", ahead: "Minus the reference", training: "Training loss", share: "Head path's share",
@@ -15,7 +15,7 @@ function drawRuns(place) {
   const { runs: shown } = facts.runs, several = shown.length > 1;
   const measured = Object.entries(MEASURE_NAMES).filter(([name]) => shown.some(({ measures }) => measures[name]));
   const figures = el("div"), told = shown.some(({ differences }) => differences.length), first = measured[0]?.[0];
-  const asked = () => (measured.some(([name]) => name === kept("r.measure")) ? kept("r.measure") : first);
+  const asked = () => (measured.some(([name]) => name === readChoice("r.measure")) ? readChoice("r.measure") : first);
   place.append(...[
     shown.map(({ name, verdict }) =>
       el("p", { class: "finding" }, several && el("strong", {}, `${name}: `), verdict)),
@@ -24,21 +24,22 @@ function drawRuns(place) {
         + "reference.", differenceTable(shown))),
     first && el("div", { class: "chosen" },
       choice("What the curves show", Object.fromEntries(measured), asked(), (name) => keep({ "r.measure": name })),
-      several && choice("Scale of the curves", SCALES, kept("r.scale", "one"), (of) => keep({ "r.scale": of }))),
-    figures, shown.map(about)].flat().filter(Boolean));
+      several && choice("Scale of the curves", SCALES, readChoice("r.scale", "one"), (of) => keep({ "r.scale": of }))),
+    figures, shown.map(drawDetails)].flat().filter(Boolean));
   const draw = () => first && figures.replaceChildren(
-    panels(shown.filter(({ measures }) => measures[asked()]).map((run) => chart(run, asked()))));
+    panels(shown.filter(({ measures }) => measures[asked()]).map((run) => drawChart(run, asked()))));
   draw();
   let drawn = "";
-  follow(figures, () => { if (drawn !== (drawn = asked() + kept("r.scale"))) draw(); });
+  follow(figures, () => { if (drawn !== (drawn = asked() + readChoice("r.scale"))) draw(); });
 }
 
-/** One run's curves of a measure; of several runs on one scale unless a reader wants each its own. */
-function chart({ name, measures }, measure) {
+/** Draw the curves of one comparison, on a common scale unless the reader chose separate ones. */
+function drawChart({ name, measures }, measure) {
   const { title, unit, caption, level, range, lines } = measures[measure], { colours, runs: all } = facts.runs;
   const values = all.flatMap((run) => run.measures[measure]?.lines ?? [])
     .flatMap(({ points }) => points.map(([, y]) => y));
-  const one = kept("r.scale", "one") === "one" && all.length > 1 ? [Math.min(...values), Math.max(...values)] : null;
+  const hasOneScale = readChoice("r.scale", "one") === "one" && all.length > 1;
+  const one = hasOneScale ? [Math.min(...values), Math.max(...values)] : null;
   const drawn = lines.map(({ arm, points, thin }) => ({ name: arm, points, thin, colour: colours[arm] }));
   const heading = all.length > 1 ? `${title}: ${name}` : title, more = { x: "training step", digits: 4 };
   const figure = curves(heading, drawn, { ...more, y: unit, level, range: range ?? one });
@@ -47,7 +48,7 @@ function chart({ name, measures }, measure) {
 
 const rowName = (run, arm) => (facts.runs.runs.length > 1 ? `${run.name}: ${arm}` : `${arm} − ${run.reference}`);
 
-/** Differences as dots with their intervals, around a line at zero. */
+/** Draw differences as dots with intervals around a line at zero. */
 function intervals(shown) {
   const rows = shown.flatMap((run) => run.differences.map((each) => ({ ...each, name: rowName(run, each.arm) })));
   const reached = rows.flatMap(({ mean, low, high }) => [mean, low ?? 0, high ?? 0]);
@@ -69,8 +70,8 @@ function differenceTable(shown) {
   return listing("Differences of validation loss", ["arm", "difference [95 %]", "pairs of seeds", "detected"], rows);
 }
 
-/** What else a run says: its table, its finding arm by arm, and the command that repeats it. */
-function about({ name, results, notes, command: line }) {
+/** Draw table, notes and command of a comparison. */
+function drawDetails({ name, results, notes, command: line }) {
   return el("section", { class: "about" }, el("h2", {}, facts.runs.runs.length > 1 ? name : "Results"),
     results && listing(`Results of ${name}`, results.header, results.rows),
     notes.map((note) => el("p", {}, note)), command(line));

@@ -1,6 +1,6 @@
-// Share of the tables in public models of about 1, 7 and 70 billion parameters, and in the reader's own model.
+// Share of the tables in public models of three sizes, and in the reader's model.
 import { bars, el, listing, panel } from "./kit.js";
-import { counted, preset, tableParameters, totalOf } from "./counting.js";
+import { countParameters, preset, tableParameters, totalOf } from "./counting.js";
 import { abbreviated, count, plain, rounded } from "./numbers.js";
 import { facts } from "./state.js";
 
@@ -10,7 +10,7 @@ import { facts } from "./state.js";
  */
 export function tableShares(name, at) {
   const byChoice = Object.fromEntries(["tied", "untied"].map((boundary) =>
-    [boundary, counted(name, at, boundary, "none")]));
+    [boundary, countParameters(name, at, boundary, "none")]));
   const share = (parameters) => tableParameters(parameters) / totalOf(parameters);
   const ships = preset(name).tied === true ? "tied" : "untied";
   return { V: at.V, D: at.D, L: at.L, parameters: totalOf(byChoice[ships]), ships,
@@ -32,7 +32,7 @@ export function sharesByScale(name, at) {
     return `${estimated ? "≈ " : ""}${plain(share, 1)} %`;
   };
   const bar = ([label, of]) => ({ name: `${label}, ${of.ships}`, value: of.shares[of.ships],
-    said: percent(of, of.ships), colour: `var(--${of.ships})` });
+    label: percent(of, of.ships), colour: `var(--${of.ships})` });
   const row = ([label, of]) => [label, count(of.V), count(of.D), count(of.L),
     `${of.estimated ? "≈ " : ""}${abbreviated(of.parameters)}`, percent(of, "tied"), percent(of, "untied")];
   return panel("The larger the model, the smaller the share of its tables",

@@ -1,16 +1,15 @@
-// Whole tables, streamed: whether two are equal, and products of every row with a few vectors. Runs in a worker, as
-// stored.js does.
-import { bytesOf, eachRows } from "./stored.js";
+// Streams whole tables: compares two, and multiplies every row with a few vectors. Runs in a worker, like stored.js.
+import { readBytes, eachRows } from "./stored.js";
 
 /**
- * Whether two tensors of one type and shape hold the same bytes; stops at the first piece that differs.
- * → { equal, row }, the first row that differs or null
+ * Compare the bytes of two tensors of equal type and shape. Stops at the first different piece.
+ * → { equal, row }: first different row, or null
  */
 export async function sameBytes(a, b, told) {
   const all = a.end - a.start, rowBytes = Math.max(1, all / Math.max(1, a.shape[0])), PIECE = 2 ** 22;
   for (let at = 0; at < all; at += PIECE) {
     const stop = Math.min(at + PIECE, all);
-    const read = (table) => bytesOf(table.file, table.start + at, table.start + stop, table.where);
+    const read = (table) => readBytes(table.file, table.start + at, table.start + stop, table.where);
     const [left, right] = (await Promise.all([read(a), read(b)])).map((data) => new Uint8Array(data));
     const first = left.findIndex((byte, i) => byte !== right[i]);
     if (first >= 0) return { equal: false, row: Math.floor((at + first) / rowBytes) };
@@ -19,14 +18,14 @@ export async function sameBytes(a, b, told) {
   return { equal: true, row: null };
 }
 
-/** Some rows of a table, each whole, as fp64: [Float64Array]. A vector [V] has rows of one value. */
+/** Read some rows of a table as fp64: [Float64Array]. A vector [V] has rows of one value. */
 export async function rowsOf(table, wanted) {
   const made = [], matrix = table.shape.length === 2 ? table : { ...table, shape: [table.shape[0] ?? 1, 1] };
   for (const row of wanted) await eachRows(matrix, row, row + 1, (values) => made.push(Float64Array.from(values)));
   return made;
 }
 
-/** Dot products of rows [from, to) with each of some vectors [E], and the rows' lengths: { dots, lengths }. */
+/** Multiply rows [from, to) with some vectors [E]. → { dots, lengths }: products, and lengths of rows */
 export async function scan(table, queries, from, to, told) {
   const lengths = new Float64Array(to - from), dots = queries.map(() => new Float64Array(to - from)),
     width = table.shape[1];
@@ -44,7 +43,7 @@ export async function scan(table, queries, from, to, told) {
   return { dots, lengths };
 }
 
-/** Products of `count` rows with two vectors at once: what costs is to fetch and widen a row's numbers. */
+/** Multiply `count` rows with two vectors at once. Reading a row costs more than the products. */
 function twoProducts(values, width, count, place, x, y, ofX, ofY) {
   for (let row = 0, at = 0; row < count; row++) {
     let a = 0, b = 0, c = 0, d = 0, j = 1;

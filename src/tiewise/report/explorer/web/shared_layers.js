@@ -1,6 +1,6 @@
-// Sharing layers: which of a stack's sublayers are one and the same, drawn as boxes, with what remains to be stored.
+// Sharing of layers: sublayers as boxes, equal letters for shared ones, with the parameters that remain.
 import { chosenModel, keepSizes, presetNames } from "./budget.js";
-import { planCommand, preset, refused, termsAt } from "./counting.js";
+import { planCommand, preset, refusalOf, termsAt } from "./counting.js";
 import { command, el, guess, panel, paragraph, pick, slider, svg } from "./kit.js";
 import { count, plain } from "./numbers.js";
 import { facts, follow, keep } from "./state.js";
@@ -13,17 +13,17 @@ const SHARED_KINDS = {
 };
 const SUBLAYER_NAMES = { attention: "attention", ffn: "feed-forward" };
 
-/** Parameters of the layers alone: the terms that grow with layers or with groups of them. */
-export function layersHold(name, at, kind) {
+/** Count the parameters of the layers: terms that grow with layers or groups. */
+export function layerParameters(name, at, kind) {
   const body = facts.counts.forms[preset(name).form].body[kind];
   const ofLayers = (terms) => Object.fromEntries(Object.entries(terms).filter(([of]) => /[Lg]/.test(of)));
   return Object.values(body).reduce((sum, terms) => sum + termsAt(ofLayers(terms), at), 0);
 }
 
-/** The group of layer i of L: consecutive runs as even as they can be, by ALBERT's rule. */
+/** Return the group of layer i of L: consecutive layers, evenly divided by ALBERT's rule. */
 export const groupOf = (i, L, groups) => Math.floor((i * groups) / L);
 
-/** Draw it all into `place`. */
+/** Draw the section into `place`. */
 export function drawSharing(place) {
   const first = "bert-base-uncased", drawn = el("div"), sliders = el("div", { class: "controls" });
   const offer = () => {
@@ -34,13 +34,14 @@ export function drawSharing(place) {
       slider("Groups, each with a layer of its own", at.g, (groups) => keep({ groups }), { least: 1, most: 24 }));
   };
   const show = () => {
-    const { name, at, dtype } = chosenModel(first), wrong = refused(name, at), own = layersHold(name, at, "none");
+    const { name, at, dtype } = chosenModel(first), wrong = refusalOf(name, at);
+    const own = layerParameters(name, at, "none");
     if (wrong) {
       drawn.replaceChildren(el("p", { class: "banner" }, wrong));
       return;
     }
     const box = ([kind, title]) => {
-      const held = layersHold(name, at, kind), score = facts.counts.scores.find(([of]) => of === kind)[1];
+      const held = layerParameters(name, at, kind), score = facts.counts.scores.find(([of]) => of === kind)[1];
       const fewer = kind === "none" ? "" : `, ${plain((100 * (own - held)) / own, 1)} % fewer`;
       return panel(title, el("div", {}, layerBoxes(kind, at),
         el("p", { class: "held" }, el("b", {}, count(held)), ` in the layers${fewer}`)),

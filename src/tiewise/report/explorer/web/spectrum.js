@@ -1,16 +1,16 @@
-// Factoring a table: its singular values, what the best table of rank k keeps, and what k costs.
+// Factoring of a table: singular values, the part that rank k keeps, and the cost of k.
 import { button, el, guess, panel, panels, paragraph, shade, slider, svg } from "./kit.js";
 import { count, minus, plain, product, random, transposed } from "./numbers.js";
-import { follow, keep, keptNumbers } from "./state.js";
+import { follow, keep, readNumbers } from "./state.js";
 
 const GRAIN_TOKENS = 48, GRAIN_WIDTH = 16;
 
-/** A number of a normal distribution, from two of `draw` (Box and Muller). */
+/** Draw a standard normal number from two uniform ones (Box and Muller). */
 export function normalNumber(draw) {
   return Math.sqrt(-2 * Math.log(1 - draw())) * Math.cos(2 * Math.PI * draw());
 }
 
-/** A table [GRAIN_TOKENS, GRAIN_WIDTH] of entries of size 1 that has rank `rank`, and `noise` added to every entry. */
+/** Make a table [GRAIN_TOKENS, GRAIN_WIDTH] of rank `rank` with unit entries, plus `noise` in every entry. */
 export function noisyTable(rank, noise, seed) {
   const draw = random(seed);
   const block = (n, m) => Array.from({ length: n }, () => Array.from({ length: m }, () => normalNumber(draw)));
@@ -19,10 +19,10 @@ export function noisyTable(rank, noise, seed) {
 }
 
 /**
- * U·S [n, m], S and V [m, m] of a matrix [n, m], largest first: columns are turned until each two are orthogonal
- * (Jacobi).
+ * Compute the singular value decomposition of a matrix [n, m] by Jacobi rotations of its columns.
+ * → { us, values, v }: U·S [n, m], singular values, V [m, m], largest first
  */
-export function singular(matrix) {
+export function decompose(matrix) {
   const a = transposed(matrix), v = a.map((_, i) => a.map((_, j) => Number(i === j)));
   for (let sweep = 0, turned = true; turned && sweep < 60; sweep += 1) {
     turned = false;
@@ -51,21 +51,21 @@ export function singular(matrix) {
   };
 }
 
-/** The table of rank k nearest to the one that was taken apart (Eckart and Young). */
-export const keptBy = ({ us, v }, k) =>
+/** Compute the nearest table of rank k (Eckart and Young). */
+export const tableOfRank = ({ us, v }, k) =>
   product(us.map((row) => row.slice(0, k)), transposed(v.map((row) => row.slice(0, k))));
 
-/** Share of the sum of squares of all entries that the first k hold. */
-export const energyKept = (values, k) => {
+/** Compute the share of the sum of squares in the first k singular values. */
+export const energyShare = (values, k) => {
   const squares = (some) => some.reduce((sum, x) => sum + x * x, 0);
   return squares(values.slice(0, k)) / squares(values);
 };
 
-/** Draw it all into `place`. */
+/** Draw the section into `place`. */
 export function drawSpectrum(place) {
   const within = (x, least, most, first) => (Number.isFinite(x) && x >= least && x <= most ? x : first);
   const now = () => {
-    const [rank, noise, k, seed] = keptNumbers("spectrum", [4, 0.3, 4, 1]);
+    const [rank, noise, k, seed] = readNumbers("spectrum", [4, 0.3, 4, 1]);
     return {
       rank: Math.round(within(rank, 1, GRAIN_WIDTH, 4)),
       noise: within(noise, 0, 2, 0.3),
@@ -80,10 +80,10 @@ export function drawSpectrum(place) {
   const answer = el("div", { class: "finding", "aria-live": "polite" }), steps = el("div"), pictures = el("div");
   const show = () => {
     const { rank, noise, k, seed } = now(), table = noisyTable(rank, noise, seed);
-    const parts = singular(table), near = keptBy(parts, k), left = minus(table, near);
+    const parts = decompose(table), near = tableOfRank(parts, k), left = minus(table, near);
     const held = k * (GRAIN_TOKENS + GRAIN_WIDTH), plainly = GRAIN_TOKENS * GRAIN_WIDTH;
     answer.replaceChildren(paragraph(
-      `Rank ${k} keeps ${plain(100 * energyKept(parts.values, k), 1)} % of this table in ${count(held)} numbers; `
+      `Rank ${k} keeps ${plain(100 * energyShare(parts.values, k), 1)} % of this table in ${count(held)} numbers; `
         + `the table itself has ${count(plainly)}.`
         + (held >= plainly ? " That is no saving: one table and a map of this width hold as much." : "")));
     steps.replaceChildren(valueSteps(parts.values, k));

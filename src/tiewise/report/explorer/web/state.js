@@ -1,6 +1,6 @@
-// What a reader has chosen, in the address behind the #, so that every picture can be sent. Prose and figures read it.
+// Choices of the reader, stored in the address after the #. A link restores every picture.
 
-/** What Python told the page, by section. */
+/** Facts that Python embedded in the page, by section. */
 export const facts = typeof document === "undefined" ? {} : JSON.parse(document.getElementById("facts").textContent);
 
 let held = null;
@@ -8,19 +8,19 @@ const watchers = new Set();
 
 const read = () => new URLSearchParams(location.hash.slice(1));
 
-/** The text kept under a name, or what stands there at first. */
-export function kept(name, fallback = "") {
+/** Return the stored text of a name, or `fallback`. */
+export function readChoice(name, fallback = "") {
   held ??= read();
   return held.get(name) ?? fallback;
 }
 
-/** A whole list of numbers kept under a name, or `fallback` where there is none of its length. */
-export function keptNumbers(name, fallback) {
-  const found = kept(name).split(",").map(Number);
-  return found.length === fallback.length && kept(name) && found.every(Number.isFinite) ? found : fallback;
+/** Return the stored numbers of a name, or `fallback` if they are invalid. */
+export function readNumbers(name, fallback) {
+  const found = readChoice(name).split(",").map(Number);
+  return found.length === fallback.length && readChoice(name) && found.every(Number.isFinite) ? found : fallback;
 }
 
-// Of the address: ten changes at once and three a second, which all browsers allow
+// Limit changes of the address to ten at once and three a second, which all browsers allow.
 let room = 10, since = 0, waiting = 0;
 
 function write() {
@@ -29,11 +29,11 @@ function write() {
   clearTimeout(waiting);
   if (room < 1) { waiting = setTimeout(write, 350); return; }
   room -= 1;
-  // an address of its own would break Back for a slider that is dragged; a frame without one keeps it here alone
+  // replace the address, because a new entry per slider move would break Back; a frame has no address
   try { history.replaceState(null, "", `#${held.toString().replaceAll("%2C", ",")}`); } catch { /* about:srcdoc */ }
 }
 
-/** Keep texts under names (null: as at first), and tell whoever watches. */
+/** Store texts under names (null removes one), and redraw everything that follows them. */
 export function keep(values) {
   held ??= read();
   for (const [name, value] of Object.entries(values))
@@ -42,13 +42,13 @@ export function keep(values) {
   for (const watcher of [...watchers]) watcher();
 }
 
-/** Call `draw` whenever anything kept changes, as long as `place` is in the page. */
+/** Call `draw` after every change of a stored choice while `place` is in the page. */
 export function follow(place, draw) {
   const watcher = () => (place.isConnected ? draw() : watchers.delete(watcher));
   watchers.add(watcher);
 }
 
-/** Take the address as it stands now: somebody has pasted another into this page. */
-export function reread() {
+/** Read the address again after a reader has changed it. */
+export function readAddress() {
   held = read();
 }

@@ -1,15 +1,15 @@
-// What the six steps of the story share: its words and numbers, kept in the address, and the ways to show and ask.
+// Shared parts of the story's steps: words, matrices stored in the address, and ways to show and ask.
 import { button, editable, el, guess, heat, listing, panel, paragraph } from "./kit.js";
 import { plain, product, transposed } from "./numbers.js";
-import { follow, keep, kept, keptNumbers } from "./state.js";
+import { follow, keep, readChoice, readNumbers } from "./state.js";
 
 export const STORY_WORDS = ["New", "York", "City"];
 export const STORY_AXES = ["1st number", "2nd number"];
-/** Of a heat map whose rows are the word now, and whose columns the next. */
+/** Labels of a heat map: rows are the current word, columns the next word. */
 export const STORY_NEXT = { rows: STORY_WORDS.map((word) => `${word} →`), columns: STORY_WORDS };
 
 const tenths = { least: -9, most: 9, step: 0.1, draw: () => Math.round((2 * Math.random() - 1) * 20) / 10 };
-/** Every matrix that a reader may change: as it is at first, what it may hold, how a random number for it is drawn. */
+/** Matrices that a reader can change: first values, limits, and the draw of a random number. */
 const STORY_MATRICES = {
   W_E: { first: [[1, 0.5], [0.8, 0.9], [0.3, 1.2]], rows: STORY_WORDS, columns: STORY_AXES, ...tenths },
   W_U: { first: [[-1, 1], [2, -1], [0.2, 0.6]], rows: STORY_WORDS, columns: STORY_AXES, ...tenths },
@@ -18,14 +18,14 @@ const STORY_MATRICES = {
     least: 1, most: 99, step: 1, draw: () => Math.ceil(Math.exp(Math.random() * Math.log(99))) },
 };
 
-/** One of these matrices as the reader has it now. */
+/** Return the current values of a matrix. */
 export function storyMatrix(name) {
   const { first, least, most } = STORY_MATRICES[name], width = first[0].length;
-  const flat = keptNumbers(name, first.flat()), fits = flat.every((x) => x >= least && x <= most);
+  const flat = readNumbers(name, first.flat()), fits = flat.every((x) => x >= least && x <= most);
   return fits ? first.map((_, i) => flat.slice(width * i, width * (i + 1))) : first;
 }
 
-/** A place that is drawn anew whenever anything kept changes. */
+/** Make a place that redraws after every change of a stored choice. */
 export function live(draw, place = el("div")) {
   const show = () => place.replaceChildren(...[draw()].flat(Infinity));
   show();
@@ -33,7 +33,7 @@ export function live(draw, place = el("div")) {
   return place;
 }
 
-/** A panel in which a reader edits one of the matrices; buttons put `others` there, matrices by their labels. */
+/** Make a panel to edit a matrix, with buttons for `others`, matrices by label. */
 export function workbench(title, name, caption, others = {}) {
   const { first, draw, ...limits } = STORY_MATRICES[name], place = el("div");
   const set = (matrix) => { keep({ [name]: matrix && matrix.flat() }); fill(); };
@@ -46,10 +46,10 @@ export function workbench(title, name, caption, others = {}) {
     button("As at first", () => set(null)))), prose(caption));
 }
 
-/** The logits of the reader's table at both ends. */
+/** Compute the logits of the reader's table at both ends. */
 export const tiedLogits = () => { const table = storyMatrix("W_E"); return product(table, transposed(table)); };
 
-/** Logits of every word after every word, each pair in a frame of its own and set against itself. */
+/** Draw the logits of all pairs with frames, and both orders side by side. */
 export function mirror(label, logits) {
   const pairs = [[0, 1], [0, 2], [1, 2]], framed = (k) => `pair pair-${k}`;
   const marked = (i, j) => (i === j ? null : framed(pairs.findIndex((pair) => pair.includes(i) && pair.includes(j))));
@@ -68,7 +68,7 @@ export function mirror(label, logits) {
  */
 export function predict(asked, sentences, question, options, right, because, shown, picture = null) {
   const name = `guess-${asked}`, place = el("div", { class: "revealed" }), all = { ...options, show: "Just show me" };
-  const reveal = () => { if (kept(name) in all && !place.firstChild) place.append(...[shown()].flat(Infinity)); };
+  const reveal = () => { if (readChoice(name) in all && !place.firstChild) place.append(...[shown()].flat(Infinity)); };
   follow(place, reveal);
   reveal();
   const told = sentences.map((each) => (typeof each === "string" ? paragraph(prose(each)) : each));
@@ -77,7 +77,7 @@ export function predict(asked, sentences, question, options, right, because, sho
   return [el("div", { class: picture ? "scene opens" : "scene" }, columns), place];
 }
 
-/** A sentence with its marks: *a word that it explains*, |code|, and W_E, W_U, MLP_0 with their letters lowered. */
+/** Format a sentence: *a defined word*, |code|, and W_E, W_U, MLP_0 with subscripts. */
 export function prose(text) {
   return text.split(/(\*[^*]+\*|\|[^|]+\||\b(?:W_[EU]|MLP_0))/).map((part) => {
     if (part.startsWith("*")) return el("dfn", {}, part.slice(1, -1));

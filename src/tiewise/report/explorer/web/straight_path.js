@@ -1,15 +1,15 @@
-// The straight path drawn: one word's numbers down through a model whose blocks add nothing.
+// Drawing of the straight path: one word's numbers in a model whose blocks add nothing.
 import { svg } from "./kit.js";
 import { dot, plain } from "./numbers.js";
 import { STORY_WORDS } from "./story.js";
 
-const STREAM = 122; // where the line stands that every block adds to
+const STREAM = 122; // x of the residual stream
 
 const lettering = (x, y, kind, ...text) => svg("text", { x, y, class: kind }, text);
 const lowered = (name, below, behind = "") =>
   [name, svg("tspan", { dy: 4, "font-size": 10 }, below), svg("tspan", { dy: -4 }, behind)];
 
-/** Boxes side by side, centred on the stream; what stands to their right says what they are. */
+/** Draw boxes side by side, centred on the stream, with their name to the right. */
 function boxRow(y, wide, texts, { marked = -1, kind = "", named = "" } = {}) {
   const start = STREAM - ((wide + 6) * texts.length - 6) / 2;
   return [texts.map((text, i) => {
@@ -19,7 +19,7 @@ function boxRow(y, wide, texts, { marked = -1, kind = "", named = "" } = {}) {
   }), lettering(start + (wide + 6) * texts.length + 6, y + 19, "", named)];
 }
 
-/** A block beside the stream, with the way in and out that is not taken. */
+/** Draw a block next to the stream, with its unused way in and out. */
 const besideStream = (name, y) => [
   svg("path", { d: `M${STREAM} ${y - 28}h84v14m0 28v14H${STREAM + 9}`, class: "bypassed" }),
   svg("rect", { x: STREAM + 34, y: y - 14, width: 100, height: 28, rx: 6, class: "bypassed" }),
@@ -27,7 +27,7 @@ const besideStream = (name, y) => [
   svg("circle", { cx: STREAM, cy: y + 28, r: 9, class: "box" }), lettering(STREAM, y + 33, "middle", "+"),
 ];
 
-/** The picture for a word's place and a table [3, 2]. */
+/** Draw the picture for a word's place and a table [3, 2]. */
 export function straightPath(at, table) {
   const numbers = table[at].map((x) => plain(x)), logits = table.map((other) => dot(table[at], other));
   const best = logits.indexOf(Math.max(...logits));

@@ -4,7 +4,7 @@ import { announce, bars, button, choice, el, heat, listing, panel, panels, parag
 import { count, dot, plain, product, transposed } from "./numbers.js";
 import { arrows } from "./arrows.js";
 import { journey } from "./journey.js";
-import { keep, kept, keptNumbers } from "./state.js";
+import { keep, readChoice, readNumbers } from "./state.js";
 import { STORY_AXES, STORY_NEXT, STORY_WORDS, live, mirror, predict, prose } from "./story.js";
 import { storyMatrix, tiedLogits, workbench } from "./story.js";
 import { ownNumbers } from "./own_numbers.js";
@@ -22,7 +22,7 @@ const STORY_STEPS = [
 export const symmetry = { id: "symmetry", title: "Symmetry", draw: drawStory };
 
 function drawStory(place) {
-  const at = () => Math.min(STORY_STEPS.length, Math.max(1, Math.round(Number(kept("story"))) || 1)) - 1;
+  const at = () => Math.min(STORY_STEPS.length, Math.max(1, Math.round(Number(readChoice("story"))) || 1)) - 1;
   const body = el("div", { class: "step" });
   const numbered = ([title], i) => el("li", {}, button([String(i + 1), el("span", {}, title)], () => go(i)));
   const steps = el("ol", { class: "steps" }, STORY_STEPS.map(numbered));
@@ -46,7 +46,7 @@ function drawStory(place) {
 }
 
 /** Return the place of the word that goes through the model in steps 1 and 2. */
-const sentWord = () => Math.max(0, STORY_WORDS.indexOf(kept("word", "York")));
+const sentWord = () => Math.max(0, STORY_WORDS.indexOf(readChoice("word", "York")));
 const chooseWord = () => choice("The word that goes in", Object.fromEntries(STORY_WORDS.map((word) => [word, word])),
   STORY_WORDS[sentWord()], (word) => keep({ word }));
 
@@ -170,15 +170,15 @@ function breakMirror() {
 
 function priceOfM() {
   const most = [300_000, 16_384], first = [50_000, 4096];
-  const sizes = () => keptNumbers("sizes", first).map((x, i) => Math.min(most[i], Math.max(2, Math.round(x))));
+  const sizes = () => readNumbers("sizes", first).map((x, i) => Math.min(most[i], Math.max(2, Math.round(x))));
   const set = (i) => (x) => keep({ sizes: sizes().map((old, k) => (k === i ? x : old)) });
   const size = (label, i) => slider(label, sizes()[i], set(i), { least: 2, most: most[i], factors: true });
   return panel("What M costs, against what tying saved",
     el("div", {}, size("V, words", 0), size("D, numbers per row", 1), live(() => {
       const [V, D] = sizes(), saved = V * D, share = (x) => `${count(x)} (${plain((100 * x) / saved, 1)} %)`;
-      return bars("Parameters", [{ name: "Tying saves V·D", value: saved, said: count(saved), colour: "var(--tied)" },
-        { name: "A matrix M, D·D", value: D * D, said: share(D * D) },
-        { name: "A whole MLP, 8·D·D", value: 8 * D * D, said: share(8 * D * D) }]);
+      return bars("Parameters", [{ name: "Tying saves V·D", value: saved, label: count(saved), colour: "var(--tied)" },
+        { name: "A matrix M, D·D", value: D * D, label: share(D * D) },
+        { name: "A whole MLP, 8·D·D", value: 8 * D * D, label: share(8 * D * D) }]);
     })),
     `In parameters, with their share of what tying saved. The MLP is in the model anyway: the price is
       the part of it that is busy undoing the mirror.`);

@@ -1,7 +1,7 @@
 // Rows that training made: nearest words, and scores of both orders of a pair (data/trained_tables.json).
 import { choice, el, listing, panel, pick } from "./kit.js";
 import { count, dot, plain } from "./numbers.js";
-import { facts, keep, kept } from "./state.js";
+import { facts, keep, readChoice } from "./state.js";
 import { decoderOf } from "./stored.js";
 import { live, prose } from "./story.js";
 
@@ -43,7 +43,7 @@ export function pairScores(first, second) {
 /** Draw the nearest words of a word in all three tables. */
 export function trainedNeighbours() {
   const { words, source } = facts.trained, isKnown = (word) => words.includes(word);
-  const chosen = () => (isKnown(kept("trained")) ? kept("trained") : SUGGESTED_WORDS[0]);
+  const chosen = () => (isKnown(readChoice("trained")) ? readChoice("trained") : SUGGESTED_WORDS[0]);
   const offered = Object.fromEntries(SUGGESTED_WORDS.filter(isKnown).map((word) => [word, word]));
   const suggestions = choice("Words to try", offered, chosen(), (word) => {
     keep({ trained: word });
@@ -76,10 +76,10 @@ export function trainedNeighbours() {
 const trainingOf = ({ tokens, python }) => `Two small models, tied and untied, were trained on ${count(tokens)} tokens
   of Python ${python}'s documentation.`;
 
-/** Draw how often a pair of words comes in both orders, and the scores of both models. */
+/** Draw counts and scores of both orders of a pair. */
 export function trainedOrders() {
   const { words, pairs } = facts.trained, named = ([first, second]) => `${words[first]} ${words[second]}`;
-  const chosen = () => pairs.find((pair) => named(pair) === kept("pair", FIRST_PAIR)) ?? pairs[0];
+  const chosen = () => pairs.find((pair) => named(pair) === readChoice("pair", FIRST_PAIR)) ?? pairs[0];
   const options = Object.fromEntries(pairs.map((pair) => [named(pair), named(pair)]));
   const drawOrders = () => {
     const [first, second, there, back] = chosen(), scores = pairScores(first, second);

@@ -1,14 +1,14 @@
-// One step of both gradients as pictures: every row in the plane, every row in numbers, one row term by term.
-import { fitted, stroke } from "./curves.js";
+// Pictures of both gradients at one step: rows in the plane, rows in numbers, one row term by term.
+import { fitToWidth, stroke } from "./curves.js";
 import { el, heat, listing, panel, svg } from "./kit.js";
 import { MINUS, plain } from "./numbers.js";
 import { lengthOf } from "./two_paths.js";
 
 export const PATHS = { lookup: "lookup path", head: "head path" };
 export const COLOUR = { lookup: "var(--lookup-path)", head: "var(--head-path)" };
-const LONGEST = 0.7; // of an arrow, where the rows began between −1 and 1
+const LONGEST = 0.7; // longest arrow; initial rows are between −1 and 1
 
-/** Rows as points of the plane with an arrow for each path. */
+/** Draw rows as points of the plane with an arrow for each path. */
 export function plane({ rows, row: picked, alpha }, { W, lookup, head }) {
   const longest = Math.max(1e-9, ...head.map(lengthOf), ...lookup.map((row) => alpha * lengthOf(row)));
   const moved = (matrix, factor) => matrix.map((row, j) =>
@@ -38,11 +38,11 @@ export function plane({ rows, row: picked, alpha }, { W, lookup, head }) {
   };
   const legend = Object.entries(PATHS).map(([path, name]) => el("span", {}, stroke(COLOUR[path]), ` ${name}`));
   return panel("Where each row is pushed",
-    el("div", {}, el("div", { class: "legend", "aria-hidden": "true" }, legend), fitted(400, draw)),
+    el("div", {}, el("div", { class: "legend", "aria-hidden": "true" }, legend), fitToWidth(400, draw)),
     "Each point is a row of W. Arrows: where each path pushes it; the longest has always one length.");
 }
 
-/** Both gradients and their sum, row by row, on one scale of colours. */
+/** Draw both gradients and their sum for all rows, on one scale of colours. */
 export function rowTables({ rows, inputs, alpha }, { lookup, head, whole }) {
   const scaled = lookup.map((row) => row.map((x) => alpha * x)), a = alpha === 1 ? "A" : `${alpha}·A`;
   const top = Math.max(1e-9, ...[scaled, head, whole].flat(2).map(Math.abs));
@@ -58,7 +58,7 @@ export function rowTables({ rows, inputs, alpha }, { lookup, head, whole }) {
     + "position. The optimizer sees the sum.");
 }
 
-/** ∂L/∂w of one row: the formula, and its terms one by one. */
+/** Draw ∂L/∂w of one row: the formula, and its terms one by one. */
 export function terms({ rows, row: j, inputs, targets, alpha }, { positions, lookup, head, whole }) {
   const word = rows[j], factor = alpha === 1 ? "" : `${alpha}·`;
   const vector = (row) => `(${row.map((x) => plain(x, 4)).join(", ")})`;

@@ -1,23 +1,22 @@
-// What an opened checkpoint's two tables say of some words: scores both ways, ranks, neighbours at both ends, lengths.
-import { ask, scanAll } from "./ask.js";
+// Measurements of words in two tables: scores in both orders, ranks, nearest rows at both ends, lengths.
+import { runJob, scanAll } from "./ask.js";
 import { leftOf } from "./path.js";
 
 export const MOST_WORDS = 8;
 export const NEAREST = 8;
 
-/** White space and control characters made visible: " York" becomes ␣York. */
+/** Make white space and control characters visible: " York" becomes ␣York. */
 export function visibleText(text) {
   const shown = text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
   return shown.replace(/[\p{C}\p{Z}]/gu, (c) => `\\x${c.codePointAt(0).toString(16).padStart(2, "0")}`) || "(empty)";
 }
 
-/** What a token reads as; #1234 where no tokenizer says it. */
+/** Return the visible text of a token, or #1234 without a tokenizer. */
 export const tokenName = (opened, id) => { const text = opened.texts?.[id];
   return text === null || text === undefined ? `#${id}` : visibleText(text); };
 
 /**
- * The token of a word: #1234 as a number, as a word after a space, as it stands, as the vocabulary writes it; null for
- * none.
+ * Find the token of a word: #1234 by number, after a space, as typed, or as the vocabulary writes it; null if none.
  */
 export function findToken(opened, word) {
   const { input, output } = opened.ends, has = (table, id) => (table.ids ? table.ids.includes(id)
@@ -38,8 +37,8 @@ export function findToken(opened, word) {
 
 const visibleSpace = (word) => word.replace(/␣/g, " ");
 
-/** Tokens that begin as a word does, for whoever typed one that is none. */
-export function likely(opened, word, most = 5) {
+/** List tokens that start like a word that is not a token. */
+export function similarTokens(opened, word, most = 5) {
   const wanted = word.toLowerCase(), found = [];
   for (const text of opened.texts ?? []) {
     if (text !== null && wanted && text.trim().toLowerCase().startsWith(wanted)) found.push(text.trim());
@@ -50,7 +49,7 @@ export function likely(opened, word, most = 5) {
 
 const dotted = (a, b) => { let sum = 0; for (let i = 0; i < a.length; i++) sum += a[i] * b[i]; return sum; };
 
-/** Places of the largest values, largest first. */
+/** Return the places of the largest values, largest first. */
 function largestOf(values, most) {
   const top = [];
   values.forEach((value, i) => {
@@ -63,7 +62,7 @@ function largestOf(values, most) {
   return top;
 }
 
-/** How many values are larger than one of them, by more than rounding. */
+/** Return the rank of a value: one plus the number of values that are larger by more than rounding. */
 function rankOf(values, own) {
   const beyond = own + 1e-12 * Math.max(1, Math.abs(own));
   let rank = 1;
@@ -72,8 +71,8 @@ function rankOf(values, own) {
 }
 
 /**
- * Medians and outer twentieths of the lengths, over rows whose places, from 1 (0 for none), lie close on a scale of
- * factors: [{ token, low, middle, high }], the place in their middle.
+ * Compute median, 5th and 95th percentile of lengths in 48 logarithmic bins of places (from 1; 0 for none).
+ * → [{ token, low, middle, high }]; `token` is the place in the middle of a bin
  */
 function lengthBands(lengths, places) {
   const bins = new Map(), last = Math.log(places.reduce((a, b) => Math.max(a, b), 1) + 1);
@@ -93,15 +92,15 @@ function lengthBands(lengths, places) {
 }
 
 /**
- * Measure some tokens, the first two both ways.
+ * Measure some tokens, the first two in both orders.
  * → { ids, names, plain [n, n], ways: [{ from, to, score, rank, logit, log, modelRank }], after: [[id…]…],
  * near: { input, output }, lengths, bands }
- * Numbers of a table that is embedded in part are among its rows alone.
+ * Ranks and neighbours of a partly embedded table count embedded rows only.
  */
-export async function measure(opened, ids, { signal, progress = () => {} }) {
+export async function measureWords(opened, ids, { signal, progress = () => {} }) {
   const idOf = (table) => (row) => (table.ids ? table.ids[row] : row), { ends, path } = opened,
     { input, output, tied } = ends, place = (table, id) => (table.ids ? table.ids.indexOf(id) : id);
-  const take = (table, rows) => ask("rowsOf", [table, rows], { signal });
+  const take = (table, rows) => runJob("rowsOf", [table, rows], { signal });
   const ins = await take(input, ids.map((id) => place(input, id))),
     outs = tied || !output ? ins : await take(output, ids.map((id) => place(output, id)));
   const pair = ids.slice(0, 2);
@@ -131,7 +130,7 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
     output: output && !tied ? lengthBands(last.lengths, places(output, last.lengths)) : null };
   if (!output) return found;
   found.plain = ids.map((_, i) => ids.map((__, j) => dotted(ins[i], outs[j])));
-  const outAt = n + lefts.length; // where the pair's output rows stand among the vectors
+  const outAt = n + lefts.length; // first of the pair's output rows among the vectors
   if (!tied) found.near.output = pair.map((_, i) => nearest(output, last.dots[outAt + i], last.lengths, i));
   const shifts = shift && lefts.length ? last.dots[heads.length - 1] : null;
   const logits = lefts.map((_, i) => last.dots[n + i].map((x, row) => {
