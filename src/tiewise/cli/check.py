@@ -14,27 +14,51 @@ if TYPE_CHECKING:
     from tiewise.checkpoint.audit import Audit
     from tiewise.checkpoint.rules.rule import Rule
 
+COMPARED, READING = "Adapters, drafts, exports, and planned uses", "Reading"  # panels of the help
 FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 
 def check(
-    paths: list[Path] = typer.Argument(None, metavar="PATH", help="Folder (adapters too), .safetensors, .gguf, .onnx."),
-    base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
-    original: Path = typer.Option(
-        None, "--beside", metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."
+    paths: list[Path] = typer.Argument(
+        None, metavar="[PATH]...", help="Checkpoint or adapter folder, .safetensors, .gguf or .onnx file."
     ),
-    target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),
-    world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
-    as_class: str = typer.Option(None, "--as", metavar="CLASS", help="The class of transformers that shall load it."),
-    quantise: Path = typer.Option(None, metavar="FILE", help="JSON config of a quantisation to come: does it fit?"),
-    deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
-    headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
-    follow_links: bool = o.FOLLOW_LINKS,
-    select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
-    ignore: str = typer.Option(None, metavar="IDS", help="Not these rules."),
-    fail_on: str = typer.Option("error", metavar="|".join(FAIL_ON), help="Exit 1 from this severity on."),
     full: bool = typer.Option(False, "--full", help="List each loader with its versions, its outcome and the source."),
-    explain: str = typer.Option(None, metavar="ID", help="Say what a rule is about, and stop. `all` lists them."),
+    deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
+    fail_on: str = typer.Option(
+        "error", metavar="SEVERITY", help="Exit with 1 from this severity on: fatal, error, warning, info; or never."
+    ),
+    select: str = typer.Option(None, metavar="IDS", help="Apply only these rules: B012,B02."),
+    ignore: str = typer.Option(None, metavar="IDS", help="Leave these rules out."),
+    explain: str = typer.Option(None, metavar="ID", help="Explain a rule, and stop. `all` lists the rules."),
+    base: Path = typer.Option(
+        None, metavar="DIR", help="For an adapter: the checkpoint that it changes.", rich_help_panel=COMPARED
+    ),
+    original: Path = typer.Option(
+        None,
+        "--beside",
+        metavar="DIR",
+        help="For a GGUF or ONNX file: the checkpoint that it was made from.",
+        rich_help_panel=COMPARED,
+    ),
+    target: Path = typer.Option(
+        None, metavar="DIR", help="For a draft: the checkpoint that it proposes tokens to.", rich_help_panel=COMPARED
+    ),
+    as_class: str = typer.Option(
+        None, "--as", metavar="CLASS", help="Class of transformers that will load it.", rich_help_panel=COMPARED
+    ),
+    quantise: Path = typer.Option(
+        None,
+        metavar="FILE",
+        help="JSON config of a planned quantisation: does it fit the two ends?",
+        rich_help_panel=COMPARED,
+    ),
+    world: int = typer.Option(
+        None, metavar="N", help="Number of ranks: can they share the tables' rows?", rich_help_panel=COMPARED
+    ),
+    headers: bool = typer.Option(
+        False, "--headers", help="Read headers only, so that equal tables are not recognised.", rich_help_panel=READING
+    ),
+    follow_links: bool = o.FOLLOW_LINKS,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def show(
     text: list[str] = o.TEXT,
-    tokenizer: str = typer.Option("bpe:4096", help="As of tiewise train."),
-    objective: str = typer.Option("sop", help="Of the pairs: sop, nsp or none."),
+    tokenizer: str = typer.Option("bpe:4096", help="Tokenizer, as in tiewise train."),
+    objective: str = typer.Option("sop", help="Objective of the pairs: sop, nsp or none."),
     length: int = typer.Option(128, help="Tokens of a row."),
     count: int = typer.Option(3, "--count", "-n", help="Rows to print."),
-    seed: int = typer.Option(1, help="Of the rows; 1 gives the first that seed 1 is trained on."),
+    seed: int = typer.Option(1, help="Seed of the rows, as in tiewise train."),
     split: str = typer.Option("train", help="train, tune or heldout."),
     ratio: float = typer.Option(0.5, help="Share of pairs as in the text."),
     masking: float = typer.Option(0.15, help="Share of tokens that are predicted."),

@@ -10,8 +10,8 @@ from tiewise.cli import options as o
 
 
 def exercise(
-    number: int = typer.Argument(None, metavar="[N]", help="Which; without it, all are listed."),
-    file: Path = typer.Argument(None, metavar="[FILE]", help="Your answer: a Python file with the function asked for."),
+    number: int = typer.Argument(None, metavar="[N]", help="Number of the exercise; without it, all are listed."),
+    file: Path = typer.Argument(None, metavar="[FILE]", help="Python file with your answer."),
     hint: bool = typer.Option(False, "--hint", help="Print the hint too."),
     solution: bool = typer.Option(False, "--solution", help="Print a solution too."),
     json_: bool = o.JSON,

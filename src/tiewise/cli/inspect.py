@@ -27,8 +27,8 @@ EFFORT = "Effort"  # panel of the help
 
 def inspect(
     model: Path = typer.Argument(..., metavar="A", help="Hugging Face folder, or a folder of `tiewise compare`."),
-    other: Path = typer.Argument(None, metavar="[B]", help="A second model, to be set beside the first."),
-    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="To run the models on; as compare's."),
+    other: Path = typer.Argument(None, metavar="[B]", help="Second model, to compare with the first."),
+    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Text to run on, as in compare."),
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
@@ -46,7 +46,7 @@ def inspect(
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace the inspection in --out.", rich_help_panel=o.RESULTS
     ),
-    full: bool = typer.Option(False, "--full", help="Print every table; so does --only."),
+    full: bool = typer.Option(False, "--full", help="Print every table, as --only does."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -139,11 +139,13 @@ def _check_writable(out: Path, overwrite: bool) -> None:
 
 def explore(
     paths: list[Path] = typer.Argument(None, metavar="[CKPT|RUN]...", help="Model folders, or those of `compare`."),
-    tokens: str = typer.Option(None, metavar="WORDS", help="Tokens of the checkpoint to hold: New, York, #1234."),
-    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Its most frequent tokens are shown."),
-    out: Path = typer.Option(None, "--out", "-o", metavar="PAGE.html", help="The page to write; a temporary file."),
-    no_open: bool = typer.Option(False, "--no-open", help="Write the page and print its path, no more."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is at --out."),
+    tokens: str = typer.Option(None, metavar="WORDS", help="Tokens of the checkpoint to show: New, York, #1234."),
+    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Show the text's most frequent tokens."),
+    out: Path = typer.Option(
+        None, "--out", "-o", metavar="PAGE.html", help="Page to write.", show_default="a temporary file"
+    ),
+    no_open: bool = typer.Option(False, "--no-open", help="Write the page, and open no browser."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page at --out.", rich_help_panel=o.RESULTS),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -179,8 +181,8 @@ def _has_display() -> bool:
 
 def diff(
     old: Path = typer.Argument(metavar="OLD", help="Hugging Face folder, or one .safetensors."),
-    new: Path = typer.Argument(metavar="NEW", help="The same, later: fine-tuned, merged, resized."),
-    top: int = typer.Option(20, min=0, help="Rows to list, those that moved most."),
+    new: Path = typer.Argument(metavar="NEW", help="The later one: fine-tuned, merged or resized."),
+    top: int = typer.Option(20, min=0, help="Number of rows to list, the most changed first."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:

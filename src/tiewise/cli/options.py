@@ -30,8 +30,8 @@ TEXT = typer.Option(
     "--text",
     "-t",
     metavar="TEXT",
-    help="File, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID\\[/CONFIG]\\[:SPLIT], - for standard input, "
-    "builtin (prose that every Python carries), or synthetic:NAME=VALUE,… (a made language). May be repeated.",
+    help="Text to train on: a file, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID\\[/CONFIG]\\[:SPLIT], "
+    "- for standard input, builtin (prose that every Python has), or synthetic:NAME=VALUE,… May be repeated.",
     show_default="builtin",
 )
 # panels of the help below the main options, in this order
@@ -42,7 +42,7 @@ RESULTS = "Output"
 JSON = typer.Option(
     False, "--json", help="Print one JSON object on stdout; all else goes to stderr.", rich_help_panel=RESULTS
 )
-RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
+RESUME = typer.Option(False, "--resume", help="Finish what is in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.", rich_help_panel=RESULTS)
 JOBS = typer.Option(
     "auto",
@@ -75,7 +75,12 @@ PUSH_TO_HUB = typer.Option(
     show_default=False,
     rich_help_panel=RESULTS,
 )
-FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
+FOLLOW_LINKS = typer.Option(
+    False,
+    "--follow-links",
+    help="Read links that lead outside the folder, too.",
+    rich_help_panel="Reading",
+)
 QUIET = typer.Option(False, "--quiet", "-q", help="Print no progress.", rich_help_panel=RESULTS)
 SOON = 1.0  # seconds before a progress bar appears; shorter work needs none
 

@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 TO: o.Option = (
     Path,
-    typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty."),
+    typer.Option(..., "--to", metavar="NEW_DIR", help="New folder for the result."),
 )
 NO_LOAD = (
-    "Do not load source and result with transformers and compare them. Otherwise a child process does, up to 2 GB, if "
-    "transformers is installed."
+    "Skip the test that loads source and result with transformers in a child process (up to 2 GB) and compares them."
 )
 AFTER: o.Options = {
-    "dry_run": (bool, typer.Option(False, "--dry-run", help="Say what would be done, and write nothing.")),
-    "force": (bool, typer.Option(False, "--force", help="Also where it changes the model's function.")),
+    "dry_run": (bool, typer.Option(False, "--dry-run", help="Report what would change, and write nothing.")),
+    "force": (bool, typer.Option(False, "--force", help="Proceed although the change alters the model's function.")),
     "no_verify_load": (bool, typer.Option(False, "--no-verify-load", envvar="TIEWISE_NO_VERIFY_LOAD", help=NO_LOAD)),
     "follow_links": (bool, o.FOLLOW_LINKS),
     "json_": (bool, o.JSON),
@@ -41,7 +40,7 @@ AFTER: o.Options = {
 HELDOUT: o.Option = (
     str,
     typer.Option(
-        None, "--text", metavar="TEXT", help="A text: what the change costs on it is measured (bits per byte)."
+        None, "--text", metavar="TEXT", help="Text on which to measure the cost of the change, in bits per byte."
     ),
 )
 

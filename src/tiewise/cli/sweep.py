@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    grid: str = typer.Argument(None, metavar="GRID", help="A YAML file, or one that comes along: quick, rank, …"),
-    out: Path = typer.Option(Path("runs/sweep"), "--out", "-o", help="Folder of the study, every cell a run inside."),
-    quick: bool = typer.Option(False, "--quick", help="A rehearsal: the ends of every axis, two seeds, 30 steps."),
+    grid: str = typer.Argument(None, metavar="[GRID]", help="YAML file, or a name: quick, rank, …"),
+    out: Path = typer.Option(
+        Path("runs/sweep"), "--out", "-o", metavar="DIR", help="Folder of the study; it has a folder for each cell."
+    ),
+    quick: bool = typer.Option(False, "--quick", help="Rehearse: the ends of each axis, two seeds, 30 steps."),
     resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
     jobs: str = o.JOBS,
     launcher: str = o.LAUNCHER,
+    overwrite: bool = o.OVERWRITE,
     report_to: str = o.REPORT_TO,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,

@@ -20,8 +20,8 @@ def hot(
     text: list[str] = o.TEXT,
     tokenizer: str = typer.Option(..., metavar="MODEL", help="Folder of the target model, tokenizer.json, or Hub id."),
     size: int = typer.Option(32768, help="Tokens of the draft's vocabulary."),
-    rows: int = typer.Option(None, "--vocab", metavar="V", help="Rows of the target, where its config is not there."),
-    to: Path = typer.Option(None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec) or x.json."),
+    rows: int = typer.Option(None, "--vocab", metavar="V", help="Rows of the target, if its config is missing."),
+    to: Path = typer.Option(None, metavar="FILE", help="File to write: .safetensors (EAGLE-3), .pt (FR-Spec), .json."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:

@@ -74,14 +74,14 @@ NOT_RESIZABLE = {  # role of a table → why `resize` cannot change its rows, an
 def resize(
     facts: Facts,
     *,
-    vocab: Annotated[int | None, Option("Rows that both ends shall have.")] = None,
+    vocab: Annotated[int | None, Option("Number of rows of both ends.")] = None,
     multiple_of: Annotated[int | None, Option("Round the rows up to a multiple of this.")] = None,
     tokenizer: Annotated[
         str | os.PathLike[str] | None, Option("Give every token of this tokenizer a row.", metavar="DIR")
     ] = None,
-    shrink: Annotated[bool, Option("Rows may be dropped from the end.")] = False,
-    rows: Annotated[str, Option("New rows; zeros are padding.", metavar="drawn|zero")] = RANDOM,
-    seed: Annotated[int, Option("Of the new rows.")] = 0,
+    shrink: Annotated[bool, Option("Allow dropping rows from the end.")] = False,
+    rows: Annotated[str, Option("Values of new rows; zeros are padding.", metavar="drawn|zero")] = RANDOM,
+    seed: Annotated[int, Option("Seed of the new rows.")] = 0,
     force: bool = False,
 ) -> Change:
     """Change the number of rows of both ends and of the head's bias. New rows resemble the existing ones.

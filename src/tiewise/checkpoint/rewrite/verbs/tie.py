@@ -27,7 +27,7 @@ def tie(
     facts: Facts,
     *,
     keep: Annotated[
-        str | None, Option("Whose values the one table gets, where the two differ.", metavar="input|output|mean")
+        str | None, Option("Source of the values if the two tables differ.", metavar="input|output|mean")
     ] = None,
     force: bool = False,
 ) -> Change:

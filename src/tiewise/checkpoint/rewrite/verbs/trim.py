@@ -53,13 +53,11 @@ Configs = Mapping[str, Mapping[str, Any]]  # {file: its JSON object}
 def trim(
     facts: Facts,
     *,
-    text: Annotated[
-        str | os.PathLike[str] | None, Option("Tokens that occur in this text stay.", metavar="FILE")
-    ] = None,
+    text: Annotated[str | os.PathLike[str] | None, Option("Keep the tokens of this text.", metavar="FILE")] = None,
     keep: Annotated[
-        str | os.PathLike[str] | None, Option("These stay too: a token, or an id, on each line.", metavar="FILE")
+        str | os.PathLike[str] | None, Option("Also keep these: a token, or an id, on each line.", metavar="FILE")
     ] = None,
-    size: Annotated[int | None, Option("So many stay: the text's most frequent, then the smallest ids.")] = None,
+    size: Annotated[int | None, Option("Number of tokens to keep: the most frequent, then the smallest ids.")] = None,
     force: bool = False,
 ) -> Change:
     """Drop the tokens that a text does not need. Both ends lose their rows; tokenizer and configs get new ids.
