@@ -51,7 +51,7 @@ def test_inspect_without_text_measures_tables_and_omits_other_sections(run_inspe
     assert of_tables <= {name for name in sections if sections[name]["found"]}
     for name in RUNNING:
         assert sections[name]["left_out"] == {"untied": "needs a text; give --text"}
-    assert sections["direct_path"]["found"]["untied"]["answer"].startswith("it can: two tables")
+    assert sections["direct_path"]["found"]["untied"]["answer"].startswith("two tables can score")
     alignment = {q["name"]: q for q in sections["alignment"]["found"]["untied"]["quantities"]}
     assert alignment["after the best rotation"]["why"].startswith(
         "tokens that the map was fitted on"
@@ -69,10 +69,10 @@ def test_inspect_of_two_models_prints_text_and_writes_page_and_json(run_inspect,
         assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
     assert set(record["sections"]["which_end"]["found"]) == {"tied"}
     page = (tmp_path / "seen/report.html").read_text()
-    for title in ("Tie or not?", "Does the direct path know", "How much of the prediction can be read off"):
+    for title in ("Without layers, does the model know", "After which layer can the prediction be read"):
         assert title in result.out
         assert title in page
-    advice = "One model cannot tell: `tiewise compare` trains tied and untied side by side."
+    advice = "A finished model cannot show which choice is better; `tiewise compare` trains both on your text."
     assert advice in " ".join(result.out.split())
     check_figures_in_browser(tmp_path / "seen/report.html")
     assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}
@@ -209,7 +209,7 @@ def test_inspect_replaces_earlier_result_only_with_overwrite(run_inspect, tree, 
 
 def test_last_line_of_inspect_names_options_for_tables_and_page(run_inspect):
     result = run_inspect("untied", "--samples=100").out
-    assert result.splitlines()[-1].strip() == "--full prints the tables, --out DIR writes them with figures as a page."
+    assert result.splitlines()[-1].strip() == "--full prints every table; --out DIR writes a page with figures."
     result = run_inspect("untied", "--samples=100", "--out=page").out
     assert "--out DIR" not in result
-    assert result.splitlines()[-1].strip() == "--full prints the tables; the page has them, with figures."
+    assert result.splitlines()[-1].strip() == "--full prints every table; the page has them, with figures."

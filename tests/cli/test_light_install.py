@@ -91,10 +91,9 @@ def test_light_install_examples_cover_every_command():
 def test_inspect_without_torch_measures_tables_and_names_missing_packages(outputs):
     out = outputs["inspect untied --samples=50"]["out"]
     for title in (
-        "Tie or not?",
-        "Does the direct path know the order of words?",
+        "Without layers, does the model know the order of words?",
         "Are input and output table alike?",
-        "Which rows do tokens have, and what stands on both sides?",
+        "How do rows depend on the frequency of their token?",
     ):
         assert f"\n{title}\n" in out
     assert " ".join(out.split()).count("needs torch and transformers: pip install 'tiewise[torch]'") == 1

@@ -32,7 +32,7 @@ from tiewise.core.errors import (
     to_printable,
 )
 from tiewise.core.estimates import Estimate, holm_adjusted, p_value
-from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity
+from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity, plain, signed
 from tiewise.core.progress import ProgressListener, listen_to_progress
 from tiewise.core.records import to_strict_json
 from tiewise.inspection import sections as sections_folder
@@ -58,9 +58,9 @@ EVIDENCE = "evidence"  # name of the section that combines all others
 LEAST_EFFORT = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}
 GENERIC = frozenset({FINAL, "model", "checkpoint"})  # folder names that do not identify a model
 PARTS = 1000  # progress units of a section of weight 1
-NO_VERDICT = "one model cannot tell: `tiewise compare` trains tied and untied side by side"
+NO_VERDICT = "a finished model cannot show which choice is better; `tiewise compare` trains both on your text"
 FINISH = "finish it with `tiewise compare --resume`"
-NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
+NO_INTERVAL = "one seed cannot show which choice is better; train three or more with `tiewise compare --seeds 3`"
 
 
 def section_names() -> list[str]:
@@ -142,7 +142,7 @@ def inspect(
     >>> table = numpy.eye(4, 3, dtype="float32")
     >>> safetensors.numpy.save_file({"model.embed_tokens.weight": table}, path / "model.safetensors")
     >>> print(inspect(path, only=["alignment"]).found("alignment")["tiny"].answer)
-    they are one table
+    the model has one table
     """
     require_path("inspect(FOLDER)", model)
     if other is not None:
@@ -599,7 +599,12 @@ def _verdict(loss: Quantity) -> str:
     """Return a sentence about the difference of the losses."""
     if math.isnan(loss.low):
         return NO_INTERVAL
-    finding = f"{loss.speaks} had the lower validation loss"
     if loss.speaks == NEITHER:
-        finding = "no difference of validation loss was detected"
-    return f"{finding}, at this size and on this text"
+        evidence = f"95 % CI {signed(loss.low, 3)} to {signed(loss.high, 3)}, {loss.n} seeds"
+        value = f"untied − tied is {signed(loss.value, 3)} nats/token ({evidence})"
+        return f"no difference detected on this text: validation loss {value}"
+    low, high = sorted(plain(abs(limit), 3) for limit in (loss.low, loss.high))
+    size = f"{plain(abs(loss.value), 3)} nats/token lower (95 % CI {low}–{high}, {loss.n} seeds)"
+    if loss.speaks == ONE:
+        return f"one table predicts better on this text: its validation loss is {size}"
+    return f"two tables predict better on this text: their validation loss is {size}"

@@ -218,15 +218,15 @@ def mean_of(name: str, values: ArrayLike, **more: Any) -> Quantity:
 
 
 def longer_path(share: Quantity) -> str:
-    """Name the use of a table that has the longer gradient.
+    """Return which use of a table has the larger gradient.
 
-    `share` is the head path's share of both norms; "neither clearly" if its interval includes one half.
+    `share` is the head path's share of both norms. Neither is larger if its interval includes one half.
     """
     if share.low > 0.5:
-        return "the head"
+        return "the head's gradient is larger"
     if share.high < 0.5:
-        return "the lookup"
-    return "neither clearly"
+        return "the lookup's gradient is larger"
+    return "no larger gradient detected"
 
 
 class NotApplicable(TiewiseError):

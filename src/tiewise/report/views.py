@@ -27,8 +27,8 @@ from tiewise.inspection.inspection import inspect as inspect  # `tiewise.inspect
 from tiewise.inspection.workspace import SECTIONS, InspectedModel
 
 TITLE = "Tie or not?"
-MORE = "--full prints the tables, --out DIR writes them with figures as a page."
-WRITTEN = "--full prints the tables; the page has them, with figures."
+MORE = "--full prints every table; --out DIR writes a page with figures."
+WRITTEN = "--full prints every table; the page has them, with figures."
 ABREAST = 3  # models in one table; three fit into 80 columns with a question
 # cells break before an interval, before the side that the value supports, and before the sharing of layers
 BREAKS = re.compile(rf" (?=\[[^ ]+, |→ (?:{ONE}|{TWO})$)|(?=\+share=)")
@@ -162,8 +162,9 @@ def notes(section: SectionMeasurement) -> list[str]:
         pairs += [(label, note) for note in one.notes]
     lines = []
     for note, models in _group_by_text(pairs).items():
-        if len(models) < len(findings):
-            note = f"{', '.join(models)}: {note}"
+        names = ", ".join(models)
+        if len(models) < len(findings) and not note.startswith(f"{names}: "):
+            note = f"{names}: {note}"
         lines.append(note)
     for reason, models in _group_by_text(section.left_out.items()).items():
         lines.append(f"left out of {', '.join(models)}: {reason}")
@@ -205,7 +206,9 @@ def inspection_view(inspection: Inspection, full: bool = False, written: bool = 
 def inspection_html(inspection: Inspection) -> str:
     """Return the same view as HTML, for a notebook, which has no options."""
     console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
-    console.print(*_inspection_parts(inspection, full=False), sep="\n")
+    labels = [model.label for model in inspection.models]
+    answer, *others = _inspection_parts(inspection, full=False)
+    console.print(answer, *_deciding_tables(inspection.evidence, labels), *others, sep="\n")
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
@@ -213,12 +216,14 @@ Inspection.html_view = staticmethod(inspection_html)
 
 
 def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
-    """Yield the models, the verdict, the deciding table, and one sentence for each section.
+    """Yield the verdict, the models, and one sentence for each section.
 
-    With `full`, yield the tables of each section too.
+    With `full`, yield the deciding table and the tables of each section too.
     """
+    yield Text(verdict(inspection.evidence), "bold")
     yield from _model_lines(inspection.models)
-    yield from _verdict_parts(inspection.evidence, [model.label for model in inspection.models])
+    if full:
+        yield from _deciding_tables(inspection.evidence, [model.label for model in inspection.models])
     for section in inspection.sections:
         if section.measured:
             yield Text(title(section.name), "bold")
@@ -239,10 +244,8 @@ def _absent_parts(sections: Iterable[SectionMeasurement], full: bool) -> Iterato
         yield _indent(reason, "dim")
 
 
-def _verdict_parts(decision: TieOrNot, models: Sequence[str]) -> Iterator[RenderableType]:
-    """Yield the verdict and the deciding tables, each of at most `ABREAST` models."""
-    yield Text(f"\n{TITLE}", "bold")
-    yield _indent(verdict(decision))
+def _deciding_tables(decision: TieOrNot, models: Sequence[str]) -> Iterator[RenderableType]:
+    """Yield the deciding tables, each of at most `ABREAST` models."""
     for start in range(0, len(models), ABREAST):
         table = deciding(decision, models[start : start + ABREAST])
         if table.rows:

@@ -273,12 +273,21 @@ def make_measurement(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
-        (make_measurement(), "no: the layer is applied 3 times, and no number up to 4 is better"),
-        (make_measurement((2.0, 2.0, 2.0)), "no: the layer is applied 3 times, and no number up to 3 is better"),
-        (make_measurement(layers=2), "no: the block of 2 layers is applied 3 times, and no number up to 4 is better"),
-        (make_measurement(trained=2), "yes: 3 applications of the layer do better than the 2 of training"),
-        (make_measurement(trained=2, spread=2), "not told apart: 3 applications of the layer and the 2 of training"),
-        (make_measurement(trained=2, windows=1), "not told apart: 3 applications of the layer and the 2 of training"),
+        (make_measurement(), "no: 3 applications of the layer, as in training, predict best of 1 to 4"),
+        (make_measurement((2.0, 2.0, 2.0)), "no: 3 applications of the layer, as in training, predict best of 1 to 3"),
+        (
+            make_measurement(layers=2),
+            "no: 3 applications of the block of 2 layers, as in training, predict best of 1 to 4",
+        ),
+        (make_measurement(trained=2), "yes: 3 applications of the layer predict better than the 2 of training"),
+        (
+            make_measurement(trained=2, spread=2),
+            "no difference detected between 3 applications of the layer and the 2 of training",
+        ),
+        (
+            make_measurement(trained=2, windows=1),
+            "no difference detected between 3 applications of the layer and the 2 of training",
+        ),
     ],
 )
 def test_answer_prefers_another_number_only_if_its_interval_excludes_zero(found, answer):

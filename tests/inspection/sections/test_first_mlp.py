@@ -103,8 +103,8 @@ def test_first_mlp_of_matches_dense_logits_of_the_model(neox, monkeypatch):
     change = result["change"]
     apart = result["asymmetry, with the first MLP"].value - result["asymmetry, direct"].value
     assert (change.value, change.n) == (pytest.approx(apart), 25)
-    said = "some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount"
-    assert result.answer == said
+    said = "adds" if change.low > 0 else "removes" if change.high < 0 else "no effect"
+    assert said in result.answer
     logs = log_softmax(whole, axis=1)
     (pairs,) = result.listings
     for row, (a, b) in zip(pairs.rows, [(3, 7), (7, 3), (0, 39), (39, 0)], strict=True):

@@ -203,11 +203,11 @@ def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
 @pytest.mark.parametrize(
     ("share", "whole", "said"),
     [
-        ((0.68, 0.72), (0.7, 0.3), "the head; over the whole text the same way"),
-        ((0.28, 0.32), (0.3, -0.5), "the lookup; over the whole text opposed"),
-        ((0.48, 0.52), (0.5, 0.05), "neither clearly; over the whole text in unrelated directions"),
-        ((0.68, 0.72), (0.7, math.nan), "the head, in a table of its own"),
-        ((math.nan, math.nan), (math.nan, math.nan), "neither: both gradients are zero on this text"),
+        ((0.68, 0.72), (0.7, 0.3), "the head's gradient is larger; over the whole text both point the same way"),
+        ((0.28, 0.32), (0.3, -0.5), "the lookup's gradient is larger; over the whole text they are opposed"),
+        ((0.48, 0.52), (0.5, 0.05), "no larger gradient detected; over the whole text their directions are unrelated"),
+        ((0.68, 0.72), (0.7, math.nan), "the head's gradient is larger; the two tables are separate"),
+        ((math.nan, math.nan), (math.nan, math.nan), "both gradients are zero on this text"),
     ],
 )
 def test_answer_names_the_stronger_path_and_the_agreement_of_both(share, whole, said):
@@ -216,7 +216,7 @@ def test_answer_names_the_stronger_path_and_the_agreement_of_both(share, whole, 
 
 def test_measurement_of_reports_batches_text_and_step_without_empty_bins():
     found = measurement_of(paths())
-    assert found.answer == "the head; over the whole text the same way"
+    assert found.answer == "the head's gradient is larger; over the whole text both point the same way"
     cosine = found["cosine of the two paths per batch"]
     assert (cosine.chance, cosine.speaks) == (0.0, ONE)
     assert replace(cosine, value=-0.3, low=-0.4, high=-0.2).speaks == NEITHER

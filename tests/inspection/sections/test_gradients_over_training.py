@@ -127,7 +127,7 @@ def test_measurement_of_one_seed_and_one_tenth_has_no_interval_or_change():
     found = measurement_of(logged_paths(results_with_curves([[(1, 1.0, 1.0)]])))
     assert math.isnan(found["head path's share of both norms"].low)
     assert math.isnan(found["last tenth − first tenth"].value)
-    assert (found.answer, found.notes) == ("neither clearly", ("over 1 seed, before clipping",))
+    assert (found.answer, found.notes) == ("no larger gradient detected", ("over 1 seed, before clipping",))
 
 
 def test_gradients_over_training_of_refuses_unusable_folders_and_arms(tmp_path):
@@ -151,9 +151,9 @@ def arm(shares=tuple(0.9 - 0.3 * k / 9 for k in range(10)), spread=0.001):
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
-        (arm(), "the head; the head's share falls over training"),
-        (arm((0.1,) * 5 + (0.4,) * 5), "the lookup; the head's share rises over training"),
-        (arm((0.5,) * 10), "neither clearly; the head's share is not shown to move over training"),
+        (arm(), "the head's gradient is larger; the head's share fell during training"),
+        (arm((0.1,) * 5 + (0.4,) * 5), "the lookup's gradient is larger; the head's share rose during training"),
+        (arm((0.5,) * 10), "no larger gradient detected; the head's share did not change detectably during training"),
     ],
 )
 def test_answer_names_the_stronger_path_and_its_change_over_training(found, answer):

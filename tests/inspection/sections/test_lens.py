@@ -69,7 +69,7 @@ def test_lens_of_identity_layers_matches_the_final_distribution_at_every_depth()
     assert curves_by_lens(found, "already name")["logit lens"].y == (1, 1)
     assert listing_column(found, "logit lens, nll") == pytest.approx([found["the model's own nll"].value] * 3, abs=6e-4)
     assert listing_column(found, "converged") == ["yes", "yes", "–"]
-    assert found.answer == "the first choice at most positions, before any layer"
+    assert found.answer == "at most positions the first choice can be read before any layer"
     assert "still moved" not in joined_notes(found)
 
 
@@ -112,7 +112,7 @@ def test_tuned_lens_learns_a_planted_rotation():
     assert trained.x[-1] == 200
     assert trained.y[0] == pytest.approx(logit[1], rel=1e-5)  # the translator starts as the identity
     assert trained.y[-1] == pytest.approx(tuned[1], rel=1e-9)
-    assert found.answer == "the first choice at most positions, after layer 1 of 2"
+    assert found.answer == "at most positions the first choice can be read after layer 1 of 2"
 
 
 def test_translator_keeps_an_exponential_average_of_its_weights():
@@ -137,7 +137,7 @@ def test_lens_of_reports_translators_that_have_not_converged():
     assert listing_column(found, "last tenth")[1] == pytest.approx(-100 * moved, abs=6e-3)
     assert listing_column(found, "converged")[1] == "no"
     assert "tuned lenses still moved in the last tenth; raise" in joined_notes(found)
-    assert found.answer == "not the first choice at half of the positions"
+    assert found.answer == "no earlier layer gives the final first choice at half of the positions"
 
 
 def test_lens_of_notes_a_tuned_lens_trained_on_too_few_windows():

@@ -105,7 +105,7 @@ def test_precision_of_answers_with_the_end_of_lower_kl(tmp_path):
     with torch.no_grad():
         model.ends.head.weight.copy_(int8_by_row(model.ends.head.weight) * 1e-3)  # nearly equal logits
     found = precision_of(model, text(9))
-    assert found.answer.startswith("the head: at 4 bits the lookup's KL is ")
+    assert found.answer.startswith("quantise the head first: 4 bits cost ")
     assert found["head, 4 bits"].high < found["lookup, 4 bits"].low
 
 

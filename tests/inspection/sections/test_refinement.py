@@ -59,7 +59,7 @@ def test_refinement_of_finds_rate_and_distance_of_a_planted_contraction():
     found = refinement_of(model, windows(), further=further)
     rest = find_curve(found, "come to rest")
     assert rest.mark == times
-    assert found.answer == "a layer is applied 3 times and comes to rest in 4 of 4 windows within 40 more"
+    assert found.answer == "a layer is applied 3 times and reaches a fixed state in 4 of 4 windows within 40 more"
     assert found["windows that alternate"].value == 0
 
     table = model.model.get_input_embeddings().weight.detach().double().numpy()
@@ -96,7 +96,7 @@ def test_refinement_of_reports_no_change_for_identity_layers():
     found = refinement_of(with_layers([layer, layer, layer]), windows(), further=4)
     assert curve_values(found, "Change per") == curve_values(found, "applied again") == (0, 0, 0)
     assert curve_values(found, "Cosine of output") == pytest.approx([1] * 3, abs=1e-6)
-    assert found.answer.startswith("a layer is applied 3 times and comes to rest in 4 of 4 windows")
+    assert found.answer.startswith("a layer is applied 3 times and reaches a fixed state in 4 of 4 windows")
     assert found["distance from rest"].value == 0
     assert len(found.grids) == 1  # no control: the class builds other layers from the config
 
@@ -167,7 +167,7 @@ def test_control_has_fresh_weights_and_the_sharing_of_the_model():
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2", "opt"])
 def test_refinement_of_unshared_models_reports_no_repeat(name):
     found = refinement_of(open_for_evaluation(build(name)), windows(2), further=2)
-    assert found.answer == "each layer is applied once: none is repeated"
+    assert found.answer == "no layer is repeated: each is applied once"
     assert [len(curve_values(found, "Change per", which)) for which in ("", "fresh weights")] == [2, 2]
     assert len(curve_values(found, "applied again")) == 2
 
@@ -228,15 +228,15 @@ FAR, BACK = (0.125,) * 4, (0.0, 0.0, 0.0, 0.1)  # residuals after one applicatio
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
-        (repeated_block(), "a layer is applied 3 times and comes to rest in 4 of 4 windows within 2 more"),
+        (repeated_block(), "a layer is applied 3 times and reaches a fixed state in 4 of 4 windows within 2 more"),
         (repeated_block(FAR, BACK), "a layer is applied 3 times and alternates between two states in 3 of 4 windows"),
-        (repeated_block(FAR), "a layer is applied 3 times and does not come to rest within 2 more"),
+        (repeated_block(FAR), "a layer is applied 3 times and reaches no fixed state within 2 more"),
         (
             repeated_block(FAR, period=2),
-            "a block of 2 layers is applied 3 times and does not come to rest within 2 more",
+            "a block of 2 layers is applied 3 times and reaches no fixed state within 2 more",
         ),
-        (trajectory(), "each layer is applied once: none is repeated"),
-        (trajectory(shared=0.4), "layers share up to 40% of their parameters, and none is repeated whole"),
+        (trajectory(), "no layer is repeated: each is applied once"),
+        (trajectory(shared=0.4), "no layer is repeated whole; layers share up to 40% of their parameters"),
     ],
 )
 def test_answer_states_whether_a_repeated_layer_comes_to_rest(found, answer):

@@ -63,7 +63,7 @@ def test_alignment_of_reports_every_score_with_its_chance_level(untied_model):
         own = unlike.score(score)
         assert (found[name].value, found[name].chance) == pytest.approx((own.estimate.value, own.chance))
     assert (found["tokens left out"].value, found["tokens compared"].value) == (0, ROWS)
-    assert found.answer == "no more than by chance"
+    assert found.answer == "no similarity of the two tables above chance was detected"
     curves = {(curve.name, curve.which): curve for curve in found.curves}
     assert curves["Spectra of both tables", "input"].y == pytest.approx(unlike.spectra[0].values)
     assert curves["Do the leading directions agree?", "4 over tokens"].y == pytest.approx(unlike.subspaces[0].cosines)
@@ -75,9 +75,9 @@ def test_alignment_of_leaves_out_unusable_rows_and_skips_a_tied_model(tmp_path):
     found = alignment_of(llama(tmp_path / "two", table, turned), QUICK)
     assert (found["tokens left out"].value, found["tokens compared"].value) == (5, ROWS - 5)
     assert found["after the best rotation"].value > 0.9999
-    assert found.answer.startswith("more than by chance after the best rotation")
+    assert found.answer.startswith("the two tables are more alike than chance after the best rotation")
     found = alignment_of(llama(tmp_path / "one", gaussian(0)))
-    assert (found.answer, found.quantities) == ("they are one table", ())
+    assert (found.answer, found.quantities) == ("the model has one table", ())
     assert found.notes == ("input and output are model.embed_tokens.weight",)
 
 
@@ -110,7 +110,7 @@ def test_across_finds_the_end_of_a_tied_table_by_token_text(untied_model, tied_f
     one = llama(tmp_path / "one", made, words=[WORDS[row] for row in order])
     models, labels = ((one, untied_model), ("a", "b")) if tied_first else ((untied_model, one), ("b", "a"))
     found = across(*models, labels, QUICK)
-    assert found.answer.startswith("the output of b after the best rotation")
+    assert found.answer.startswith("closest to the output table of b after the best rotation")
     assert found["tokens in both vocabularies"].value == 300
     apart = ("after the best rotation", "after the best linear map", "by nearest neighbours in common")
     assert all(found[f"output − input, {name}"].low > 0 for name in apart)
@@ -123,7 +123,7 @@ def test_across_finds_the_end_of_a_tied_table_by_token_text(untied_model, tied_f
 def test_across_matches_nearer_end_and_notes_a_shared_initialization(untied_model, tmp_path):
     made = gaussian(1) + 0.3 * gaussian(2)
     found = across(llama(tmp_path / "one", made, made, WORDS), untied_model, ("<one>", "two"), QUICK)
-    assert found.answer.startswith("the output of two after the best rotation, and by 3 more of 4 measures")
+    assert found.answer.startswith("closest to the output table of two after the best rotation, and by 3 more of 4 measures")
     leans = nearer_end(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     (lean,) = (lean for lean in leans if (lean.measure, lean.view) == ("orthogonal", "centred"))
     scores = {q.of: q for q in found.quantities if q.name == "after the best rotation" and "–" not in q.of}
@@ -141,7 +141,7 @@ def test_across_asks_no_question_for_two_models_of_the_same_kind(untied_model, t
         (llama(tmp_path, gaussian(2), words=WORDS), 1, "one table"),
     ):
         found = across(model, model, ("a", "b"), QUICK)
-        assert found.answer == f"no question here: both models have {kind}"
+        assert found.answer == f"nothing to compare: both models have {kind}"
         same = {q.of: q.value for q in found.quantities if q.name == "as they stand"}
         assert len(same) == tables
         assert max(same.values()) == pytest.approx(1)
@@ -200,14 +200,14 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
-        ({}, "to its output table; with frequency taken out it shows no lean to either table of untied"),
-        ({"without": 0.3}, "to its output table, with frequency taken out too"),
-        ({"counted": None}, "to its output table; to take frequency out needs the training text"),
-        ({"seeds": SAME_SEED}, "to its output table after the best rotation"),
+        ({}, "to the output table of untied; without word frequency no lean to either table of untied was detected"),
+        ({"without": 0.3}, "to the output table of untied, also without word frequency"),
+        ({"counted": None}, "to the output table of untied; removing word frequency needs the training text"),
+        ({"seeds": SAME_SEED}, "to the output table of untied after the best rotation"),
     ],
 )
 def test_measurement_over_seeds_states_the_lean_with_frequency_taken_out(given, answer):
-    assert measurement_over_seeds(over_seeds(**given), "tied").answer == f"it leans {answer}"
+    assert measurement_over_seeds(over_seeds(**given), "tied").answer == f"the tied table is closer {answer}"
 
 
 def test_measurement_over_seeds_reports_all_quantities_and_retraining_scores():
@@ -269,7 +269,7 @@ def test_tokens_of_answers_how_norms_follow_frequency(tokens_measurement, tmp_pa
     (same,) = [q for q in tokens_measurement.quantities if q.question]
     assert (same.speaks, same.value) == ("neither", pytest.approx(0.0, abs=1e-12))
     weak = tokens_of(llama(tmp_path / "weak", gaussian(3, V), gaussian(4, V)), text())
-    assert "neither longer nor shorter" in weak.answer
+    assert "no effect of frequency" in weak.answer
 
 
 def test_apart_returns_the_p_value_at_which_two_intervals_touch():

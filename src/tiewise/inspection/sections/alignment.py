@@ -32,7 +32,7 @@ def alignment_of(
     ends = ends_of(folder)
     if ends.tied:
         notes = (f"input and output are {ends.names[0]}", *ends.notes, *left_out(ends.indexed_tensors))
-        return Measurement("they are one table", notes=notes)
+        return Measurement("the model has one table", notes=notes)
     every = one_vocabulary(ends.input.rows, ends.output.rows)
     unusable = ends.unusable()
     pairs = every.without(unusable, unusable)
@@ -62,8 +62,8 @@ def _answer(quantities: Sequence[Quantity]) -> str:
         if quantity.low > max(quantity.chance or 0.0, *quantity.null):
             above.append(quantity.name)
     if not above:
-        return "no more than by chance"
-    return f"more than by chance {', and '.join(above)}"
+        return "no similarity of the two tables above chance was detected"
+    return f"the two tables are more alike than chance {', and '.join(above)}"
 
 
 def _spectrum_curves(alignment: Alignment) -> Iterator[Curve]:

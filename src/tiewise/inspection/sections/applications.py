@@ -174,11 +174,11 @@ def _answer(block: Repeat, best: int, most: int, more: Quantity) -> str:
     """
     layers = "layer" if block.period == 1 else f"block of {block.period} layers"
     if best == block.times:
-        return f"no: the {layers} is applied {best} times, and no number up to {most} is better"
+        return f"no: {best} applications of the {layers}, as in training, predict best of 1 to {most}"
     applied = f"{best} applications of the {layers}"
     if more.high < 0:
-        return f"yes: {applied} do better than the {block.times} of training"
-    return f"not told apart: {applied} and the {block.times} of training"
+        return f"yes: {applied} predict better than the {block.times} of training"
+    return f"no difference detected between {applied} and the {block.times} of training"
 
 
 def _parameter_quantities(parameters: int, separate: int) -> Iterator[Quantity]:

@@ -29,8 +29,10 @@ from tiewise.inspection.tables.token_texts import read_as
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 LEAST = 1000  # fewest tokens of a text
-PARTS = "Rare tokens count as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
-PAYS = "a symmetric one pays, tied or not"
+PARTS = (
+    "What a model without layers loses: irreversibility, because one table cannot tell “of the” from “the of”; "
+    "definiteness, because it makes each word its own follower; rank, because it is narrow. Rare words are merged."
+)
 Fitted = dict[tuple[int, int, bytes], Split]  # (width, seed, bytes of the text's states) → its split
 
 
@@ -44,7 +46,7 @@ class Fits:
     sampled: int = 4096  # sampled pairs to evaluate the model's path on
 
 
-@section(question="What must a direct path pay for word order in this text?", order=30, text=True)
+@section(question="What does word order cost one table, without layers?", order=30, text=True)
 def bigrams(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Split a text's bigram loss into the costs of a direct path and of its symmetries."""
     fitted: Fitted = workspace.once("bigrams", dict)  # models with one tokenizer and width share their fits
@@ -87,7 +89,7 @@ def bigrams_of(
     reduced_loss = frequent_loss(path, chain, frequent_tokens.ids, frequent_tokens.chain, seed)
     report = _BigramReport(chain, of_text, loss, frequent_tokens, path.input.width, parts, reduced_loss)
     return Measurement(
-        answer=PAYS if of_text.heldout.low > 0 else "nothing that is told from chance",
+        answer=_answer(of_text.heldout),
         quantities=(*report.text_quantities(), *report.frequent_quantities(), *follows),
         stacks=tuple(report.stacks()),
         grids=tuple(grids),
@@ -220,6 +222,13 @@ class _BigramReport:
         if self.width >= tokens.chain.vocabulary:
             yield f"width {self.width} costs no rank"
         yield f"largest gradient left: {self.parts.gradient:.1g}"
+
+
+def _answer(cost: Estimate) -> str:
+    """Return what one table costs without layers, by the irreversibility of the text."""
+    if cost.low > 0:
+        return f"without layers, one table costs at least {cost.value:.2g} nats per token here, for word order alone"
+    return "no cost of word order was detected in this text"
 
 
 def _unigram_loss(chain: Chain) -> float:

@@ -31,7 +31,7 @@ from tiewise.training.data.tokenizer import Ids
 _ROWS = 4096  # rows of a table that are converted to fp64 together
 
 
-@section(question="How much of the loss's gradient passes the head?", order=72, text=True)
+@section(question="How much of the loss's gradient passes through the head?", order=72, text=True)
 def bottleneck(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Project the gradient at the logits on the head's columns, by frequency of the next token."""
     opened = workspace.opened(model)
@@ -114,7 +114,7 @@ def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: flo
             of_band = ratio(passed[:, band].sum(), total[:, band].sum())
             quantities.append(Quantity(name, of_band, unit="%", chance=chance, main=False, figure=figure))
     value, level = Quantity("", share.value, unit="%"), Quantity("", chance, unit="%")
-    return Measurement(f"{value} of its square, {level} by chance", tuple(quantities))
+    return Measurement(f"{value} of the squared gradient passes through the head, {level} by chance", tuple(quantities))
 
 
 def _basis(table: Tensor) -> Tensor:

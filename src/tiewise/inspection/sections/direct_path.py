@@ -18,10 +18,12 @@ from tiewise.inspection.workspace import InspectedModel, Workspace, section
 MOST_ASYMMETRIC = 20  # most pairs that are listed
 SAMPLED_TOKENS = 2000  # sampled tokens whose full row of logits is computed
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
+ONE_TABLE = "one table scores “of the” and “the of” alike, up to the lengths of rows"
+TWO_TABLES = "two tables can score “of the” and “the of” differently"
 APPLIED, CENTRED = "as the model applies it", "less row and column means"
 
 
-@section(question="Does the direct path know the order of words?", order=10)
+@section(question="Without layers, does the model know the order of words?", order=10)
 def direct_path(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure M = A Bᵀ [V, V] of the direct path, and the requested pairs."""
     request = workspace.request
@@ -59,7 +61,7 @@ def direct_path_of(
     title = f"Most asymmetric pairs among {count(len(chosen))} tokens"
     listing = Listing(title, ("pair", "there", "back"), tuple(_listed_pairs(folder, pairs)))
     return Measurement(
-        answer="only by row lengths" if path.tied else "it can: two tables",
+        answer=ONE_TABLE if path.tied else TWO_TABLES,
         quantities=(
             *_asymmetries(versions),
             *_eigenvalues(applied, ""),

@@ -42,7 +42,7 @@ ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
 TITLES = ("Direct path", "With the first MLP")  # titles of the heat maps of both paths
 
 
-@section(question="How much word order does the first MLP give back?", order=20)
+@section(question="Does the first feed-forward layer add word order?", order=20)
 def first_mlp(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare the direct path with the same path through the first MLP.
 
@@ -152,10 +152,10 @@ def _answer(change: Estimate) -> str:
     `change` is the asymmetry with the MLP less that without it.
     """
     if change.low > 0:
-        return "some"
+        return "the first feed-forward layer adds word order"
     if change.high < 0:
-        return "it takes some away"
-    return "no clear amount"
+        return "the first feed-forward layer removes some word order"
+    return "no effect of the first feed-forward layer on word order was detected"
 
 
 def _asymmetry_quantities(paths: Iterable[str], asymmetries: Sequence[tuple[Estimate, Estimate]]) -> list[Quantity]:

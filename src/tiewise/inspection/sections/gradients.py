@@ -52,7 +52,7 @@ BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
 
 
-@section(question="Which use of the table pulls harder, and do both pull the same way?", order=70, text=True)
+@section(question="Which use of the table has the larger gradient, and do both agree?", order=70, text=True)
 def gradients(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Divide the gradient of a text's loss, and Adam's step, between lookup and head path."""
     opened = workspace.opened(model)
@@ -241,16 +241,16 @@ def measurement_of(measured: PathGradients) -> Measurement:
 def answer(share: Quantity, full_text: PathSplit, null: tuple[float, float]) -> str:
     """Return which path is longer in a batch, and how both relate in the full text."""
     if not math.isfinite(full_text.share_b):
-        return "neither: both gradients are zero on this text"
+        return "both gradients are zero on this text"
     longer = longer_path(share)
     if not math.isfinite(full_text.cosine):
-        return f"{longer}, in a table of its own"
+        return f"{longer}; the two tables are separate"
     lowest, highest = null
     if full_text.cosine > highest:
-        return f"{longer}; over the whole text the same way"
+        return f"{longer}; over the whole text both point the same way"
     if lowest <= full_text.cosine <= highest:
-        return f"{longer}; over the whole text in unrelated directions"
-    return f"{longer}; over the whole text opposed"
+        return f"{longer}; over the whole text their directions are unrelated"
+    return f"{longer}; over the whole text they are opposed"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ TENTHS = 10
 LOGGED = "Means over seeds and logging windows."
 
 
-@section(question="Which use of the table pulls harder as training goes on?", order=80)
+@section(question="Which use of the table had the larger gradient during training?", order=80)
 def gradients_over_training(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Report both paths' gradients over the training of one arm of a comparison."""
     if model.run is None:
@@ -155,12 +155,12 @@ def _answer(share: Quantity, moved: Quantity) -> str:
     longer = longer_path(share)
     if not math.isfinite(moved.value):
         return longer
-    trend = "is not shown to move"
+    trend = "did not change detectably"
     if moved.high < 0:
-        trend = "falls"
+        trend = "fell"
     elif moved.low > 0:
-        trend = "rises"
-    return f"{longer}; the head's share {trend} over training"
+        trend = "rose"
+    return f"{longer}; the head's share {trend} during training"
 
 
 def _cosines(paths: LoggedPaths) -> list[Quantity]:

@@ -44,14 +44,14 @@ SHRINK = 1e-3  # relative to the mean eigenvalue: rare directions are not magnif
 LEAST_STEPS = 20  # fewer have no last tenth to compare
 MARKS = 20  # number of held-out readings during training
 ZERO = 1e-6  # nats: rounding of fp32
-NEVER = "not the first choice at half of the positions"
+NEVER = "no earlier layer gives the final first choice at half of the positions"
 APPLIED = "layers applied"
 CONVERGED = 0.01  # relative change of the KL in the last tenth of the steps that counts as converged
 KL = "nats to the final distribution"
 UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies", "model's mean distribution"
 
 
-@section(question="How much of the prediction can be read off before the last layer?", order=100, text=True, weight=20)
+@section(question="After which layer can the prediction be read?", order=100, text=True, weight=20)
 def lens(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Decode every layer's states by the head (logit lens) and after a trained map (tuned lens)."""
     (run_on, heldout), steps = workspace.windows(model), workspace.request.effort.lens_steps
@@ -358,8 +358,8 @@ def _answer(lenses: _BothLenses) -> str:
     if not depths:
         return NEVER
     if depths[0] == 0:
-        return "the first choice at most positions, before any layer"
-    return f"the first choice at most positions, after layer {depths[0]} of {len(lenses.tuned)}"
+        return "at most positions the first choice can be read before any layer"
+    return f"at most positions the first choice can be read after layer {depths[0]} of {len(lenses.tuned)}"
 
 
 def _notes(lenses: _BothLenses, training: _Training) -> Iterator[str]:

@@ -33,7 +33,7 @@ Choice = tuple[str, int]  # (rounded end, bits)
 _AT_ONCE = 1 << 22  # values of a table that are rounded together
 
 
-@section(question="Which end tolerates fewer bits?", order=75, text=True, weight=4)
+@section(question="Which table should be quantised first?", order=75, text=True, weight=4)
 def precision(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Round the lookup's table, the head's and both to 8 and to 4 bits."""
     return precision_of(workspace.opened(model), workspace.windows(model)[0], workspace.request.seed)
@@ -182,9 +182,9 @@ def _answer(measured: Mapping[Choice, Tensor]) -> str:
     bits = min(ROUNDED)
     lookup, head = measured[LOOKUP, bits][0], measured[HEAD, bits][0]
     difference = mean_interval((head - lookup).numpy())
-    better = "neither clearly"
+    costs = f"{bits} bits cost {lookup.mean():.2g} nats in the input table and {head.mean():.2g} in the head"
     if difference.low > 0:
-        better = "the lookup"
-    elif difference.high < 0:
-        better = "the head"
-    return f"{better}: at {bits} bits the lookup's KL is {lookup.mean():.2g} nats, the head's {head.mean():.2g}"
+        return f"quantise the input table first: {costs}"
+    if difference.high < 0:
+        return f"quantise the head first: {costs}"
+    return f"no difference detected: {costs}"

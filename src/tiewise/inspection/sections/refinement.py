@@ -66,7 +66,7 @@ PER_LAYER = (  # (title, unit, True for a logarithmic axis, key, explanation)
 )  # fmt: skip
 
 
-@section(question="Do the layers refine one state, and does a repeated one come to rest?", order=110, text=True)
+@section(question="Do repeated layers reach a fixed state?", order=110, text=True)
 def refinement(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure the change of a text's states by each layer, and by further applications.
 
@@ -328,16 +328,16 @@ def _answer(trajectory: Trajectory, further: int) -> str:
     if trajectory.blocks:
         return "; ".join(_block_answer(block, values, further) for block, values in trajectory.blocks.items())
     if any(trajectory.shared):
-        return f"layers share up to {max(trajectory.shared):.0%} of their parameters, and none is repeated whole"
-    return "each layer is applied once: none is repeated"
+        return f"no layer is repeated whole; layers share up to {max(trajectory.shared):.0%} of their parameters"
+    return "no layer is repeated: each is applied once"
 
 
 def _block_answer(block: Repeat, values: Values, further: int) -> str:
     """Return how often a block is applied, and how many windows reach a fixed point."""
     resting, alternating = _rests(values)
-    end = f"does not come to rest within {further} more"
+    end = f"reaches no fixed state within {further} more"
     if resting.any():
-        end = f"comes to rest in {resting.sum()} of {resting.size} windows within {further} more"
+        end = f"reaches a fixed state in {resting.sum()} of {resting.size} windows within {further} more"
     elif alternating.any():
         end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
     name = "a layer" if block.period == 1 else f"a block of {block.period} layers"

@@ -51,7 +51,7 @@ ENOUGH = 10  # occurrences from which a token is compared with its null
 NOTABLE, NOTABLE_FROM = 10, 100  # most listed tokens, and their fewest occurrences
 
 
-@section(question="Which rows do tokens have, and what stands on both sides?", order=90)
+@section(question="How do rows depend on the frequency of their token?", order=90)
 def tokens(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure norms, directions, untrained rows and a plane of every table.
 
@@ -353,14 +353,14 @@ def _filled_directions(shares: dict[str, Array], tables: Iterable[TokenTable]) -
 def _answer(by_count: dict[str, Score]) -> str:
     """Return whether frequent tokens have longer or shorter rows, and in which tables."""
     if not by_count:
-        return "without a text: directions, and rows that say little"
+        return "without a text, there are no frequencies to compare rows with"
     sides: dict[str, list[str]] = {}
     for name, score in by_count.items():
         if abs(score.estimate.value) > 1.96 * score.deviation:
             side = "longer" if score.estimate.value > 0 else "shorter"
             sides.setdefault(side, []).append(name)
     if not sides:
-        return "frequent tokens have neither longer nor shorter rows"
+        return "no effect of frequency on the length of rows was detected"
     parts = [f"{how} rows ({', '.join(names)})" for how, names in sides.items()]
     return f"frequent tokens have {' and '.join(parts)}"
 
@@ -375,7 +375,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
     yield Quantity(
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=_p_of_difference(low, high),
-        question="Do norms follow frequency alike at both ends?", above=TWO,
+        question="Do frequent words have longer rows at one end than at the other?", above=TWO,
         why="above zero: more at one end",
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ ABOVE = "above zero: closer to the output"
 READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference is reported first
 
 
-@section(question="Which end does a tied table resemble?", order=50)
+@section(question="Which table of an untied model does the tied one resemble?", order=50)
 def which_end(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare the one table of a model with the two tables of another model.
 
@@ -106,7 +106,7 @@ def across(
     quantities: list[Quantity] = []
     one = _model_with_one_table(ends)
     if one is None:
-        answer = f"no question here: both models have {_table_count(ends)}"
+        answer = f"nothing to compare: both models have {_table_count(ends)}"
     else:
         other = labels[1 - one]
         leans = models.leans(one, pairs, settings)
@@ -246,13 +246,13 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
     for lean in leans:
         if lean.view == CENTRED:
             side = toward(lean.difference)
-            sides[lean.measure] = "neither end clearly" if side == NEITHER else f"the {side}"
+            sides[lean.measure] = "neither table clearly" if side == NEITHER else f"the {side} table"
     first = ORTHOGONAL if ORTHOGONAL in sides else next(iter(sides))
     by_side: dict[str, list[str]] = {}
     for name, side in sides.items():
         by_side.setdefault(side, []).append(spelled(name))
     alike = by_side.pop(sides[first])
-    answer = f"{sides[first]} of {other} {spelled(first)}"
+    answer = f"closest to {sides[first]} of {other} {spelled(first)}"
     if len(alike) > 1:
         answer += f", and by {len(alike) - 1} more of {len(sides)} measures"
     for side, names in by_side.items():
@@ -306,7 +306,7 @@ def _answer_over_seeds(comparison: OverSeeds, arm: str) -> str:
     """
     leanings = comparison.main_leanings(arm)
     if not leanings:
-        return "no model to compare"
+        return "there is no model to compare"
     difference = _corrected_difference(comparison, arm, CKA)
     if difference is None:
         first = leanings[0]
@@ -316,14 +316,14 @@ def _answer_over_seeds(comparison: OverSeeds, arm: str) -> str:
         return f"{answer} {spelled(first.measure)}"
     answer = _side(comparison, difference)
     if comparison.counted is None:
-        return f"{answer}; to take frequency out needs the training text"
-    rest = "too little is found again to say"
+        return f"{answer}; removing word frequency needs the training text"
+    rest = "retraining reproduces too little to tell"
     without_frequency = _corrected_difference(comparison, arm, CKA_CURVE)
     if without_frequency is not None:
         rest = _side(comparison, without_frequency)
     if rest == answer:
-        return f"{answer}, with frequency taken out too"
-    return f"{answer}; with frequency taken out {rest}"
+        return f"{answer}, also without word frequency"
+    return f"{answer}; without word frequency {rest}"
 
 
 def _corrected_difference(comparison: OverSeeds, arm: str, measure: str) -> Estimate | None:
@@ -338,10 +338,10 @@ def _side(comparison: OverSeeds, difference: Estimate) -> str:
     """Return to which table of the untied arm a difference output − input leans."""
     side = toward(difference)
     if side == UNDETERMINED:
-        return "fewer than three seeds cannot tell"
+        return "at least three seeds are needed to tell"
     if side == NEITHER:
-        return f"it shows no lean to either table of {comparison.untied}"
-    return f"it leans to its {side} table"
+        return f"no lean to either table of {comparison.untied} was detected"
+    return f"the tied table is closer to the {side} table of {comparison.untied}"
 
 
 def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
