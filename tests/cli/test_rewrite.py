@@ -26,7 +26,7 @@ def test_repair_exits_2_if_fault_needs_manual_repair(tiewise, tmp_path):
     llama(tmp_path / "a", True, head=0.02 * table(seed=5))
     result = tiewise("repair", "a", "--to", "b")
     assert (result.code, result.out) == (2, "")
-    assert "nothing to repair; by hand: B012" in result.err
+    assert "no finding has a safe fix; fix by hand: B012" in result.err
 
 
 def test_factor_reports_lost_share_and_heal_command(tiewise, tmp_path):

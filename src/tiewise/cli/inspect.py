@@ -17,10 +17,13 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tiewise.core.measurement import Measurement
     from tiewise.inspection.inspection import Inspection
     from tiewise.inspection.workspace import Request
 
+FEW_LISTED = 5  # rows that `diff` lists without --full
 PAGE, RESULT = "report.html", "inspection.json"
 EFFORT = "Effort"  # panel of the help
 
@@ -182,7 +185,10 @@ def _has_display() -> bool:
 def diff(
     old: Path = typer.Argument(metavar="OLD", help="Hugging Face folder, or one .safetensors."),
     new: Path = typer.Argument(metavar="NEW", help="The later one: fine-tuned, merged or resized."),
-    top: int = typer.Option(20, min=0, help="Number of rows to list, the most changed first."),
+    top: int = typer.Option(
+        None, min=0, help="Number of rows to list, the most changed first. 5; 20 with --full or --json."
+    ),
+    full: bool = typer.Option(False, "--full", help="Print all figures, and 20 rows of each table."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -192,23 +198,41 @@ def diff(
     an adapter, or resized.
     """
     from tiewise.core.records import to_strict_json
+    from tiewise.inspection.tables.row_changes import MOST_LISTED
     from tiewise.inspection.tables.row_changes import diff as compared
 
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
+        if top is None:
+            top = MOST_LISTED if full or json_ else FEW_LISTED
         changes = compared(old, new, top=top)
     if json_:
         return o.print_json(to_strict_json(changes.record()))
-    _print_changes(changes)
+    _print_changes(changes, full)
 
 
-def _print_changes(changes: Measurement) -> None:
-    """Print the answer, a table of the quantities, the rows that moved most, and the notes."""
+def _print_changes(changes: Measurement, full: bool) -> None:
+    """Print the answer, the rows that changed most, and the notes; with `full` also all quantities."""
     from rich.console import Console
 
     from tiewise.report.views import rich_table
 
     console = Console()
-    console.print(f"{changes.answer}.", style="bold", highlight=False)
+    console.print(f"{changes.answer[0].upper()}{changes.answer[1:]}.", style="bold", highlight=False)
+    if full:
+        console.print(_table_of_quantities(changes))
+    for listing in changes.listings:
+        console.print(listing.name, highlight=False)
+        console.print(rich_table([tuple(listing.header), *listing.rows], justified=True))
+    for note in changes.notes:
+        console.print(note, style="dim", highlight=False, markup=False)
+    if not full and changes.listings:
+        console.print("More: --full lists 20 rows of each table, and all figures.", style="dim", highlight=False)
+
+
+def _table_of_quantities(changes: Measurement) -> Table:
+    """Return a row for each quantity and a column for each table."""
+    from tiewise.report.views import rich_table
+
     tables = tuple(dict.fromkeys(quantity.of for quantity in changes.quantities))
     values = {(quantity.name, quantity.of): str(quantity) for quantity in changes.quantities}
     reasons = {quantity.name: quantity.why for quantity in changes.quantities}
@@ -216,9 +240,4 @@ def _print_changes(changes: Measurement) -> None:
     for name, why in reasons.items():
         cells = [values.get((name, table), "–") for table in tables]
         rows.append((name, *cells, why))
-    console.print(rich_table(rows))
-    for listing in changes.listings:
-        console.print(listing.name, highlight=False)
-        console.print(rich_table([tuple(listing.header), *listing.rows], justified=True))
-    for note in changes.notes:
-        console.print(note, style="dim", highlight=False, markup=False)
+    return rich_table(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,19 @@ class _Outcome:
         if json_:
             o.print_json(self._record())
         else:
+            for sentence in self.receipt.sentences():
+                print(sentence)
             _print_lines(self._lines())
+            print(f"Next: {self._next_command()}")
+
+    def _next_command(self) -> str:
+        """Return the command to type next: heal what was lost, or check the result."""
+        receipt = self.receipt
+        if receipt.dry_run:
+            return "the same command without --dry-run"
+        if receipt.next_command is not None:
+            return receipt.next_command
+        return f"tiewise check {shlex.quote(str(receipt.to))}"
 
     def _record(self) -> dict[str, Any]:
         """Return everything as JSON."""

@@ -150,7 +150,8 @@ def test_verb_decorator_adds_arguments_and_receipt_renders_as_html_table(tmp_pat
     assert "Drop one tensor." in forget.__doc__
     assert "name: of the tensor.\n    dry_run:" in forget.__doc__
     page = receipt._repr_html_()
-    assert f"<tr><th>written</th><td>{tmp_path / 'b'}</td></tr>" in page
+    assert f"<tr><th>written</th><td>{tmp_path / 'b'}, " in page
+    assert page.startswith("<p>forget: 0 tensors written, 1 removed.</p><table>")
     assert "<td>model.norm.weight</td>" in page
     assert "a &lt;b&gt; note" in page
 

@@ -47,7 +47,7 @@ def test_b030_reports_mllama_that_transformers_resized_and_cannot_load(mllama, t
         getattr(tr, MLLAMA).from_pretrained(tmp_path / "a")
     found = {finding.rule: finding for finding in check(tmp_path / "a").findings}
     assert found["B030"].severity == "fatal"
-    assert "120 rows, and 128 rows are asked for" in found["B030"].evidence
+    assert "120 rows, and its class needs 128" in found["B030"].evidence
 
 
 def test_resize_refuses_model_with_two_vocabularies(tmp_path):
@@ -71,7 +71,7 @@ def test_verbs_refuse_head_whose_rows_the_class_normalises(tmp_path):
     assert resize(path, tmp_path / "d", vocab=32).written  # new rows may have any length
     noted = [note for note in diff(path, tmp_path / "d").notes if said in note]
     assert len(noted) == 2
-    assert all("only directions (cosine) count" in note for note in noted)
+    assert all("only the direction (cosine) of its rows counts" in note for note in noted)
 
 
 BIAS = "lm_head.bias"

@@ -109,7 +109,7 @@ def test_resize_grows_tables_and_keeps_old_logits(name, tied, rows, how, tmp_pat
     model = type(saved(tmp_path / "a", name, tied, **how)).from_pretrained(tmp_path / "a")
     receipt = resize(tmp_path / "a", tmp_path / "b", multiple_of=64, rows=rows)
     assert (receipt.logit_change, receipt.input_change) == (0, 0)
-    assert any("are new, zeros, whose logit is 0" in note for note in receipt.notes) == (rows == "zero")
+    assert any("are new and zero: their logits are always 0" in note for note in receipt.notes) == (rows == "zero")
     loaded = type(model).from_pretrained(tmp_path / "b")
     assert same_table(loaded) == tied
     assert loaded.config.get_text_config().vocab_size == 64
@@ -189,8 +189,8 @@ def test_resize_reports_lengths_of_new_rows(tmp_path):
         lengths = np.linalg.norm(made[name].numpy()[64:], axis=1)
         low, high = np.quantile(np.linalg.norm(made[name].numpy()[:64].astype(float), axis=1), (0.05, 0.95))
         note = next(note for note in receipt.notes if note.startswith(name))
-        assert f"{lengths.min():.4g} to {lengths.max():.4g} long" in note
-        assert f"in use {low:.4g} to {high:.4g}" in note
+        assert f"new rows have lengths {lengths.min():.4g} to {lengths.max():.4g};" in note
+        assert f"in use have {low:.4g} to {high:.4g}" in note
 
 
 # numbers of rows

@@ -72,7 +72,7 @@ def test_resize_adds_per_layer_rows_that_earlier_resize_omitted(tmp_path):
     (found,) = (found for found in check(tmp_path / "a").findings if found.rule == "B017")
     assert f"--vocab {V}" in found.repair
     receipt = resize(tmp_path / "a", tmp_path / "b", vocab=V)
-    assert receipt.notes == (f"model.{PLE} lacks rows 90 to 98: they are drawn like the 89 rows in use, with seed 0",)
+    assert receipt.notes == (f"model.{PLE} lacks rows 90 to 98, which are drawn like the 89 rows in use, with seed 0",)
     made = load_model(tmp_path / "b", model)
     assert logits(made, high).isfinite().all()
     assert torch.equal(logits(made, OLD % 90), logits(model, OLD % 90))
@@ -84,7 +84,7 @@ def test_resize_of_gemma3n_keeps_logits_of_ids_without_per_layer_row(tmp_path):
     model = save_model(tmp_path / "a", "Gemma3nForCausalLM", vocab_size_per_layer_input=90)
     assert is_sound(tmp_path / "a")
     receipt = resize(tmp_path / "a", tmp_path / "b", vocab=N)
-    assert f"model.{PLE} lacks rows 90 to 98: they repeat its first, which their ids read so far" in receipt.notes
+    assert f"model.{PLE} lacks rows 90 to 98, which repeat its first row, which these ids read before" in receipt.notes
     made, every = load_model(tmp_path / "b", model), torch.arange(V).reshape(1, -1)
     assert torch.equal(logits(made, every)[..., :V], logits(model, every))
     assert logits(made, NEW).isfinite().all()
@@ -130,7 +130,7 @@ def test_tie_replaces_mtp_copies_of_ends_by_tied_table(keep, tmp_path):
     assert torch.equal(made[NEXT_HEAD], made[E])
     assert torch.equal(made["model.layers.3.embed_tokens.weight"], torch.from_numpy(own))
     copies = [NEXT_HEAD] if keep == "input" else [NEXT, NEXT_HEAD]
-    assert [note.split()[0] for note in receipt.notes if "still is" in note] == copies
+    assert [note.split()[0] for note in receipt.notes if "changed with it" in note] == copies
 
 
 @pytest.mark.parametrize("name", TEXT)
@@ -139,7 +139,7 @@ def test_untie_factor_and_undo_keep_per_layer_tables(name, tmp_path):
     untie(tmp_path / "a", tmp_path / "b")
     assert torch.equal(logits(load_model(tmp_path / "b", model), OLD), logits(model, OLD))
     receipt = factor(tmp_path / "a", tmp_path / "c", rank=12)
-    assert f"model.{PLE}: left as they are, since only the two ends are factored" in receipt.notes
+    assert f"only the two ends are factored; these tables stay as they are: model.{PLE}" in receipt.notes
     factor(tmp_path / "c", tmp_path / "d", undo=True)
     narrow, dense = tiewise.load(tmp_path / "c").eval(), load_model(tmp_path / "d", model)
     assert torch.allclose(logits(narrow, OLD), logits(dense, OLD), atol=1e-4)

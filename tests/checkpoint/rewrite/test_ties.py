@@ -251,7 +251,7 @@ def test_repair_refuses_head_that_was_never_trained(tmp_path, config):
     finding = next(found for found in check(path).findings if found.rule == "B012")
     assert not finding.safe
     assert finding.repair.startswith(f"if it was never trained: tiewise tie {path} --keep input")
-    with pytest.raises(CheckpointError, match="nothing to repair; by hand: B0"):
+    with pytest.raises(CheckpointError, match="no finding has a safe fix; fix by hand: B0"):
         repair(path, tmp_path / "b")
     tie(path, tmp_path / "c", keep="input")
     assert bytes_of(tmp_path / "c") == bytes_of(llama(tmp_path / "d", True))
@@ -272,7 +272,7 @@ def test_repair_restores_index_and_drops_equal_copies(tmp_path):
     assert repair(path, tmp_path / "c").rewritten == (second.name,)
     assert json.loads((tmp_path / "c" / index.name).read_text()) == good
     save_file(held | {"model.embed_tokens.weight": table() + 1}, second, {"format": "pt"})
-    with pytest.raises(CheckpointError, match="nothing to repair; by hand: B004"):
+    with pytest.raises(CheckpointError, match="no finding has a safe fix; fix by hand: B004"):
         repair(path, tmp_path / "d")
 
 
@@ -303,7 +303,7 @@ def test_untie_refuses_flag_that_also_ties_layers_without_force(tmp_path, name):
     save_zamba(a, name)
     block = ZAMBAS[name]
     reason = (
-        rf"also ties model.layers.#.{block} of several layers, stored here as model.layers.1.{block}: under a false"
+        rf"also ties model.layers.#.{block} of several layers, stored here as model.layers.1.{block}; with a false"
     )
     with pytest.raises(CheckpointError, match=reason):
         untie(a, b)
@@ -335,12 +335,12 @@ def test_repair_does_not_unset_flag_that_also_ties_layers(tmp_path):
     finding = next(found for found in check(a).findings if found.rule == "B012")
     assert not finding.safe
     assert "also ties model.layers.#.shared_transf" in finding.repair
-    with pytest.raises(CheckpointError, match="nothing to repair"):
+    with pytest.raises(CheckpointError, match="no finding has a safe fix"):
         repair(a, tmp_path / "b")
     config = config_of(a)
     del config[FLAG]
     (a / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="nothing to repair"):
+    with pytest.raises(CheckpointError, match="no finding has a safe fix"):
         repair(a, tmp_path / "b")
 
 

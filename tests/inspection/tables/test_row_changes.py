@@ -98,10 +98,12 @@ def test_diff_reports_each_end_separately_and_notes_added_rows(tmp_path):
     grown = np.concatenate([before, table(3, D, 4)])
     old, new = write_pair(tmp_path, before, grown, head, tokenizer=bpe_tokenizer(V))
     found = diff(old, new)
-    assert found.answer == "0 of 400 rows of the input table moved; 1 of 400 rows of the output table moved"
+    assert found.answer.startswith(
+        "none of 400 rows of the input table changed; 1 of 400 rows of the output table changed, by "
+    )
     assert [q.of for q in found.quantities if q.name == "rows that moved"] == ["input table", "output table"]
     assert found.listings[0].rows[0][:2] == ("t11", "11")
-    assert found.notes == tuple(f"rows 400 to 402 of the {end} table are in {new} alone" for end in ("input", "output"))
+    assert found.notes == tuple(f"rows 400 to 402 of the {end} table are only in {new}" for end in ("input", "output"))
 
 
 def test_diff_compares_a_tied_checkpoint_with_its_untied_copy(tmp_path):
@@ -111,14 +113,18 @@ def test_diff_compares_a_tied_checkpoint_with_its_untied_copy(tmp_path):
     head[2] *= 2
     llama(tmp_path / "new", False, rows=V, width=D, tensors={TABLE: before, HEAD: head})
     found = diff(tmp_path / "old", tmp_path / "new")
-    assert found.answer == "0 of 400 rows of the input table moved; 1 of 400 rows of the output table moved"
+    assert found.answer == (
+        "none of 400 rows of the input table changed; 1 of 400 rows of the output table changed, "
+        "by 100 % of their length; the change has rank 1"
+    )
 
 
 def test_diff_refuses_folders_that_it_cannot_compare(tmp_path):
     old, _ = write_pair(tmp_path, table(V, D), table(V, D))
     llama(tmp_path / "wide", rows=V, width=16)
     llama(tmp_path / "none", rows=V, width=D, tensors={TABLE: None})
-    for name, said in (("wide", "32 wide, those of .* 16"), ("none", "no table in common"), ("lost", "no such file")):
+    refusals = {"wide": "32 wide, and those of .* 16 wide", "none": "no table in common", "lost": "no such file"}
+    for name, said in refusals.items():
         with pytest.raises(CheckpointError, match=said):
             diff(old, tmp_path / name)
 
@@ -130,8 +136,8 @@ def test_diff_command_prints_text_and_json(tmp_path):
     paths = [str(path) for path in write_pair(tmp_path, before, after)]
     run = CliRunner().invoke(command_line(["diff"]), ["diff", *paths, "--top=1"])
     assert run.exit_code == 0
-    assert run.output.startswith("2 of 400 rows of the shared table moved.")
+    assert run.output.startswith("2 of 400 rows of the shared table changed, by 104 % of their length")
     run = CliRunner().invoke(command_line(["diff"]), ["diff", *paths, "--json"])
     record = json.loads(run.stdout)
-    assert record["answer"] == "2 of 400 rows of the shared table moved"
+    assert record["answer"].startswith("2 of 400 rows of the shared table changed")
     assert {row[1] for row in record["listings"][0]["rows"]} == {"3", "9"}

@@ -77,7 +77,7 @@ class Movement:
     how: str  # rows and vectors of the measurement, or the reason why none was needed
 
 
-UNMOVED = Movement(0.0, 0.0, "nothing: the bytes of both tables stay as they were")
+UNMOVED = Movement(0.0, 0.0, "nothing: both tables keep their bytes")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class Change:
     texts: Mapping[str, bytes] = field(default_factory=dict)  # {name of a file without tensors: its new content}
     leave: frozenset[str] = frozenset()  # names of files without tensors that the result omits
     notes: tuple[str, ...] = ()  # advice for the user, one sentence each
+    summary: str = ""  # the change in one clause, which the receipt prints first
     lost: tuple[str, ...] = ()  # shares of tables that the result lacks, one sentence each
+    lost_share: float = 0.0  # the largest of these shares, of the norm of a table
     # checks the finished folder before it gets its final name, and yields one sentence for each fault
     flaws: Callable[[Path], Iterator[str]] | None = None
 
@@ -214,6 +216,17 @@ def measure_movement(outputs: Pair | None, inputs: Pair | None) -> Movement:
         input_rows = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
         names.append("input")
     return Movement(logits, input_rows, f"every row of the {' and the '.join(names)} table{at}")
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent with at least two significant digits.
+
+    >>> percent(0.6243), percent(0.00345), percent(1.4)
+    ('62 %', '0.34 %', '140 %')
+    """
+    if share >= 0.1:
+        return f"{share:.0%}".replace("%", " %")
+    return f"{100 * share:.2g} %"
 
 
 def share_lost(pair: Pair) -> float:

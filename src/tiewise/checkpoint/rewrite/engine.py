@@ -20,13 +20,13 @@ from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder
-from tiewise.checkpoint.rewrite.change import Change
+from tiewise.checkpoint.rewrite.change import Change, percent
 from tiewise.checkpoint.rewrite.file_plan import FilePlan, plan_files
 from tiewise.checkpoint.rewrite.file_writing import write_files
 from tiewise.checkpoint.rewrite.new_folder import cannot_write, destination, rename_to_destination, temporary_folder
 from tiewise.checkpoint.rewrite.provenance import provenance
 from tiewise.checkpoint.rewrite.verification import open_with_tensors, verify
-from tiewise.checkpoint.rules.rule import names
+from tiewise.checkpoint.rules.rule import counted, names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
@@ -35,6 +35,7 @@ from tiewise.core.records import to_record
 
 SCHEMA = 1  # version of the schema of a receipt's record
 MOST_LISTED = 6  # tensors named in one line
+LARGE_LOSS = 0.3  # lost share of a table's norm above which a receipt warns
 
 AnyPath = str | os.PathLike[str]
 MakeChange = Callable[..., Change]
@@ -64,6 +65,8 @@ class Receipt:
         dry_run: True if nothing was written.
         lost: shares of tables that the result lacks, one sentence each.
         next_command: command that trains back the loss; None without a loss, or if heal cannot.
+        summary: the change in one clause.
+        lost_share: largest lost share of a table's norm; 0 without a loss.
 
     >>> import tiewise  # `tied` is a folder with one table for both ends
     >>> receipt = tiewise.untie("tied", "two-tables", dry_run=True)
@@ -88,6 +91,25 @@ class Receipt:
     dry_run: bool = False
     lost: tuple[str, ...] = ()
     next_command: str | None = None
+    summary: str = ""
+    lost_share: float = 0.0
+
+    def sentences(self) -> list[str]:
+        """Return the answer: what changed and what was lost, then a warning if much was lost."""
+        verb = self.verb
+        if self.dry_run:
+            verb = f"dry run of {verb}, nothing written"
+        answer = f"{verb}: {self.summary or self._counts_of_tensors()}."
+        if self.next_command is None:
+            return [answer]
+        answer += f" Next: {self.next_command}"
+        if self.lost_share <= LARGE_LOSS:
+            return [answer]
+        return [answer, f"Warning: more than {percent(LARGE_LOSS)} is lost. Heal the model before you use it."]
+
+    def _counts_of_tensors(self) -> str:
+        """Return the numbers of written and removed tensors in words."""
+        return f"{counted(len(self.written), 'tensor')} written, {len(self.dropped):,} removed"
 
     def record(self) -> dict[str, Any]:
         """Return the receipt as a dict for JSON, with the version of the schema.
@@ -97,27 +119,27 @@ class Receipt:
         return {"schema": SCHEMA, **to_record(self), "source": str(self.source), "to": str(self.to)}
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the receipt as (heading, text) pairs, for the terminal and for a notebook."""
+        """Return the details below the answer as (heading, text) pairs."""
         heading = "written"
         if self.dry_run:
             heading = "would write"
-        lines = [(heading, str(self.to))]
+        size = f"{format_bytes(self.bytes_before)} → {format_bytes(self.bytes_after)}"
+        lines = [(heading, f"{self.to}, {size}, files: {self._counts_of_files()}")]
         if self.written:
-            lines.append(("tensors in", names(self.written, MOST_LISTED)))
+            lines.append(("new tensors", names(self.written, MOST_LISTED)))
         if self.dropped:
-            lines.append(("tensors out", names(self.dropped, MOST_LISTED)))
-        lines += [
-            ("files", self._counts_of_files()),
-            ("bytes", f"{format_bytes(self.bytes_before)} → {format_bytes(self.bytes_after)}"),
-            ("logits at one state", f"largest change {self.logit_change:.3g}"),
-            ("input rows", f"largest change {self.input_change:.3g}"),
-            ("measured", self.measured_on),
-        ]
+            lines.append(("removed", names(self.dropped, MOST_LISTED)))
+        lines.append(("logits", self._largest_change()))
         lines += [("lost", share) for share in self.lost]
         lines += [("note", note) for note in self.notes]
-        if self.next_command is not None:
-            lines.append(("next", self.next_command))
         return lines
+
+    def _largest_change(self) -> str:
+        """Return the largest changes of a logit and of an input row, as text."""
+        if self.logit_change == 0 and self.input_change == 0:
+            return f"unchanged: {self.measured_on.removeprefix('nothing: ')}"
+        moved = f"an input row moves by up to {self.input_change:.3g}"
+        return f"largest change {self.logit_change:.3g}; {moved} ({self.measured_on})"
 
     def _counts_of_files(self) -> str:
         """Return the numbers of rewritten, linked and copied files in words, "none" if all are 0."""
@@ -128,11 +150,12 @@ class Receipt:
         return ", ".join(counts) or "none"
 
     def _repr_html_(self) -> str:
-        """Return the lines as an HTML table, for a notebook."""
+        """Return the answer, and the details as an HTML table, for a notebook."""
+        answer = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
         rows = []
         for name, text in self.lines():
             rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>")
-        return f"<table>{''.join(rows)}</table>"
+        return f"{answer}<table>{''.join(rows)}</table>"
 
 
 def rewrite(
@@ -326,6 +349,8 @@ class _Rewrite:
             dry_run=dry_run,
             lost=change.lost,
             next_command=self._healing(),
+            summary=change.summary,
+            lost_share=change.lost_share,
         )
 
     def _healing(self) -> str | None:

@@ -47,6 +47,7 @@ def plain_tables(facts: Facts, force: bool) -> Change:
         put=(*result.tables(), *result.copies()),
         config=result.config(family),
         notes=(*layer_notes, *result.notes()),
+        summary="plain tables, which every loader reads",
     )
 
 
@@ -208,10 +209,10 @@ class _PlainCheckpoint:
         """Return notes on the number of tables, and on loaders that ignore one."""
         if self.is_tied:
             return ["both ends use one table"]
-        notes = ["each end has a table of its own"]
+        notes = ["the result is untied: each end has a separate table"]
         if self.facts.claims.t5_like:
             claims = "this family claims one table whatever its config says"
-            notes.append(f"{claims}: loaders that do not compare the two drop the head")
+            notes.append(f"{claims}; loaders that do not compare the tables drop the head")
         return notes
 
 
@@ -241,5 +242,5 @@ def _notes_on_lost_options(spec: BoundarySpec) -> list[str]:
     ]
     written = ", ".join(in_training)
     if written:
-        notes.append(f"{short(written)} acts in training only, and plain tables do not know of it")
+        notes.append(f"{short(written)} acts only in training, and plain tables cannot store it")
     return notes

@@ -109,8 +109,28 @@ def choose_tokens(
     return retained_ids
 
 
-def cost_on_text(tokenizer_file: TokenizerFile, retained_ids: set[int], pieces: list[tuple[str, list[int]]]) -> str:
-    """Return a sentence on how many more tokens a text takes after trimming.
+@dataclass(frozen=True)
+class CostOnText:
+    """Cost of trimming on unseen text: the end of the text that chose the tokens."""
+
+    characters: int  # length of that end
+    more_tokens: float  # additional tokens, as a share of those before
+    missed: float  # share of its letters that were in dropped tokens
+
+    def sentence(self) -> str:
+        """Return the number of additional tokens as a sentence, without a full stop."""
+        return f"On unseen text the smaller vocabulary needs {100 * self.more_tokens:.1f} % more tokens"
+
+    def details(self) -> str:
+        """Return the text of the measurement, and the share of it that dropped tokens covered."""
+        measured = f"unseen text: its last {self.characters:,} letters, with tokens chosen from the text before"
+        return f"{measured}; dropped tokens covered {self.missed:.2%} of them"
+
+
+def cost_on_text(
+    tokenizer_file: TokenizerFile, retained_ids: set[int], pieces: list[tuple[str, list[int]]]
+) -> CostOnText:
+    """Return how many more tokens a text takes after trimming.
 
     Raise if the trimmed tokenizer loses text.
 
@@ -130,9 +150,7 @@ def cost_on_text(tokenizer_file: TokenizerFile, retained_ids: set[int], pieces: 
         tokens_after += len(new)
         letters += sum(length[token] for token in old)
         missed_letters += sum(length[token] for token in gone)
-    more = f"{tokens_after / tokens_before - 1:.2%} more tokens"
-    missed = f"{missed_letters / letters:.2%} of it stood in tokens that are gone"
-    return f"the text's last {characters:,} letters, with tokens that only its start chose: {more}; {missed}"
+    return CostOnText(characters, tokens_after / tokens_before - 1, missed_letters / letters)
 
 
 class _TrimmedTokenizer:

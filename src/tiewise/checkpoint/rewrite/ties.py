@@ -27,6 +27,7 @@ from tiewise.checkpoint.rewrite.change import (
     Rows,
     TableRows,
     measure_movement,
+    percent,
     refuse,
     require_plain_head,
     share_lost,
@@ -37,7 +38,10 @@ from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-COPIED = Movement(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and no stored table changes")
+COPIED = Movement(0.0, 0.0, "nothing: new tensors are copies of stored ones, which keep their bytes")
+
+PACKED_ONCE = "one packed table instead of two equal ones; no logit changes"
+CHOOSE = "choose the values with --keep input, output or mean; tiewise untie keeps both"
 
 
 def flag_changes(facts: Facts, tied: bool) -> dict[str, bool]:
@@ -71,7 +75,7 @@ def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
         stored += facts.stored_layers(module)
     if not tied:
         problem = f"{facts.path}: the flag also ties {modules} of several layers, stored here as {names(stored)}"
-        problem += ": under a false flag those of the other layers would be drawn at random"
+        problem += "; with a false flag, loaders draw the other layers at random"
         return refuse(problem, "keep it tied", force)
     if len(stored) <= len(facts.layer_ties):  # each block is stored once, as in a tied file
         return ()
@@ -89,11 +93,14 @@ def untied_change(facts: Facts, force: bool = False) -> Change:
     notes = _notes_on_names(facts, False)
     always_ties = facts.claims.t5_like or facts.claims.fixed
     if always_ties and (put or config):
-        problem = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
+        problem = f"{facts.path}: this family always ties; the flag false only switches off the scale before the head"
         notes += refuse(problem, "train it tied, or change its family", force)
     notes += keep_layer_ties(facts, False, force)
     notes += _notes_on_parted_head(facts)
-    return Change(COPIED, put=put, config=config, notes=notes)
+    summary = "the config now says untied; no tensor changes"
+    if put:
+        summary = "two equal tables instead of one; no logit changes"
+    return Change(COPIED, put=put, config=config, notes=notes, summary=summary)
 
 
 def copies_to_untie(facts: Facts) -> Iterator[tuple[str, Stored]]:
@@ -111,12 +118,12 @@ def copies_to_untie(facts: Facts) -> Iterator[tuple[str, Stored]]:
 def _notes_on_parted_head(facts: Facts) -> tuple[str, ...]:
     """Return a note on the origin of the result's head if config and tensors disagree."""
     if facts.claims.tied is False and facts.roles.output is None:
-        return ("the config said untied and no head was stored: the input table is the only source for one",)
+        return ("the config said untied and no head was stored, so the head is a copy of the input table",)
     if not facts.claims.tied or facts.ends_likeness is None:
         return ()
     if facts.ends_likeness.equal:
         return ()
-    return ("the two stored tables differ, and both are kept: loaders that dropped the head now take it",)
+    return ("both stored tables are kept; loaders that dropped the head now load it",)
 
 
 def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
@@ -130,24 +137,48 @@ def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> C
     notes = _notes_on_names(facts, True) + _notes_on_join(facts, force)
     config = flag_changes(facts, True)
     if facts.packed_twice:
-        return Change(drop=_packed_head(facts), config=config, notes=notes)
+        return Change(drop=_packed_head(facts), config=config, notes=notes, summary=PACKED_ONCE)
     input_table, output_table = facts.roles.input, facts.roles.output
     if input_table is None or output_table is None or facts.are_equal(input_table, output_table):
         drop, put = drop_tied_copies(facts)
-        return Change(drop=drop, put=put, config=config, notes=notes)
+        return Change(drop=drop, put=put, config=config, notes=notes, summary=_summary_of_equal(drop, put))
     _require_one_shape(facts, input_table, output_table)
     if keep is None:
         both = f"{short(input_table.name)} and {short(output_table.name)}"
-        problem = f"{facts.path}: {both} are two tables: {how_they_differ(input_table, output_table)}"
-        raise CheckpointError(problem, "choose with --keep input, output or mean, or keep both with tiewise untie")
+        problem = f"{facts.path}: {both} are two different tables: {how_they_differ(input_table, output_table)}"
+        raise CheckpointError(problem, CHOOSE)
     notes += require_plain_head(facts, "tie", force)
     one = _one_table(facts, input_table, output_table, keep)
     movement = measure_movement(one.outputs, one.inputs)
     lost = one.lost(input_table, output_table)
+    share = max(share for _, share in one.shares(input_table, output_table))
     drop, put = drop_tied_copies(facts, output_table, one.new)
     followers = _followers(facts, input_table, output_table, one)
-    notes += tuple(f"{short(tensor.name)} was a copy of it, and still is" for tensor in followers)
-    return Change(movement, drop, (*put, *followers), config, notes=notes, lost=lost)
+    notes += tuple(f"{short(tensor.name)} was a copy of this table, and changed with it" for tensor in followers)
+    return Change(
+        movement,
+        drop,
+        (*put, *followers),
+        config,
+        notes=notes,
+        summary=_summary_of_different(share),
+        lost=lost,
+        lost_share=share,
+    )
+
+
+def _summary_of_different(share: float) -> str:
+    """Return the summary of tying different tables; `share` is the larger change of an end."""
+    return f"one table instead of two; it differs from a stored one by {percent(share)} of that table's norm"
+
+
+def _summary_of_equal(drop: frozenset[str], put: tuple[NewTensor, ...]) -> str:
+    """Return the summary of tying equal tables: tensors that are dropped or renamed."""
+    if put:
+        return "the one table is stored under the input table's name; no logit changes"
+    if drop:
+        return "one table instead of two equal ones; no logit changes"
+    return "the config now says tied; no tensor changes"
 
 
 def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
@@ -157,10 +188,10 @@ def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
     """
     notes: tuple[str, ...] = ()
     if facts.claims.fixed is False:
-        problem = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
+        problem = f"{facts.path}: its class never ties, and would draw a dropped head at random"
         notes = refuse(problem, "keep both tables", force)
     elif is_t5_like_untied(facts):
-        problem = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
+        problem = f"{facts.path}: a true flag also scales hidden states before the head in this family"
         notes = refuse(problem, "keep it as it is", force)
     return notes + keep_layer_ties(facts, True, force)
 
@@ -194,12 +225,14 @@ class _OneTable:
 
     def lost(self, input_table: Stored, output_table: Stored) -> tuple[str, ...]:
         """Return a sentence on each end that moves: the change as a share of its length."""
-        notes = []
+        shares = self.shares(input_table, output_table)
+        return tuple(f"{name}: the one table differs from it by {share:.1%} of its length" for name, share in shares)
+
+    def shares(self, input_table: Stored, output_table: Stored) -> Iterator[tuple[str, float]]:
+        """Yield (name, change as a share of its norm) of each end that moves."""
         for end, pair in ((output_table, self.outputs), (input_table, self.inputs)):
             if pair is not None:
-                share = f"{share_lost(pair):.1%} of its length"
-                notes.append(f"{short(end.name)}: the one table differs from it by {share}")
-        return tuple(notes)
+                yield short(end.name), share_lost(pair)
 
 
 def _one_table(facts: Facts, input_table: Stored, output_table: Stored, keep: str) -> _OneTable:
@@ -236,8 +269,8 @@ def _packed_head(facts: Facts) -> frozenset[str]:
     Raise if the quantisation config requires a packed head.
     """
     if quantisation(facts.config).get("lm_head") is True:
-        problem = f"{facts.path}: quantization_config.lm_head is true, and loaders then look for a packed head"
-        raise CheckpointError(problem, "keep it, or set quantization_config.lm_head to false by hand first")
+        problem = f"{facts.path}: quantization_config.lm_head is true, so loaders expect a quantised head"
+        raise CheckpointError(problem, "keep the head, or first set quantization_config.lm_head to false by hand")
     return frozenset(part.name for part in facts.roles.output_end.parts.values())
 
 
@@ -275,8 +308,8 @@ def _require_equal(facts: Facts, source: Stored, others: Iterable[Stored]) -> No
     for other in others:
         if not facts.are_equal(source, other):
             both = f"{short(source.name)} and {short(other.name)}"
-            problem = f"{facts.path}: {both} are tied in this class and differ"
-            remedy = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
+            problem = f"{facts.path}: this class ties {both}, and the two differ"
+            remedy = "tiewise tie --keep chooses one for the head; tiewise untie keeps both"
             raise CheckpointError(f"{problem} ({how_they_differ(source, other)})", remedy)
 
 
@@ -333,8 +366,8 @@ def _table_name(facts: Facts) -> str:
     classes = facts.config.get("architectures")
     if isinstance(classes, list) and classes:
         class_name = classes[0]
-    problem = f"{facts.path}: the class {short(class_name)} has no tie between its input table and its head"
-    raise CheckpointError(problem, "store both, as it expects")
+    problem = f"{facts.path}: the class {short(class_name)} cannot tie its input table and its head"
+    raise CheckpointError(problem, "keep both tables")
 
 
 def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
@@ -342,10 +375,9 @@ def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
     notes, roles = [], facts.roles
     if roles.source != BY_DATA and facts.family.has_facts:
         ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
-        notes.append(f"the names of its class are not in the file: the two ends were found by {roles.source}, {ends}")
+        notes.append(f"the file lacks the names of its class; the ends were identified by {roles.source}: {ends}")
     if facts.folder.config is None:
-        advice = f"see that {FLAG} is {str(tied).lower()} in the one that goes with this file"
-        notes.append(f"there is no config.json: {advice}")
+        notes.append(f"there is no config.json; write {FLAG} = {str(tied).lower()} into the one that you use")
     return tuple(notes)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
+from tiewise.checkpoint.rewrite.change import percent
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
@@ -62,7 +63,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     ...     changed = table + change * numpy.eye(4, 3, dtype="float32")
     ...     safetensors.numpy.save_file({"model.embed_tokens.weight": changed}, file)
     >>> print(diff(*files).answer)
-    3 of 4 rows of the shared table moved
+    3 of 4 rows of the shared table changed, by 12 % of their length; the change has rank 3
     """
     for each in (old, new):
         require_path("diff(FOLDER, FOLDER)", each)
@@ -74,7 +75,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
         before, after = first.tables[end], second.tables[end]
         if before is None or after is None:
             lacking = old if before is None else new
-            report.notes.append(f"{lacking} has no {end} table that can be compared")
+            report.notes.append(f"the {end} table was not compared: {lacking} stores none, or stores it packed")
             continue
         one, other = StoredTable(before), StoredTable(after)
         name = "shared table" if is_shared else f"{end} table"
@@ -83,10 +84,10 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
         if one.rows != other.rows:
             longer = new if other.rows > one.rows else old
             last = max(one.rows, other.rows) - 1
-            report.notes.append(f"rows {change.common:,} to {last:,} of the {name} are in {longer} alone")
+            report.notes.append(f"rows {change.common:,} to {last:,} of the {name} are only in {longer}")
         report.list_rows(name, change, one, other)
     if not report.answers:
-        raise CheckpointError(f"{old} and {new} have no table in common", "`tiewise check` says what each holds")
+        raise CheckpointError(f"{old} and {new} have no table in common", "tiewise check lists the tables of each")
     return report.measurement()
 
 
@@ -112,7 +113,7 @@ class _EndTables:
 def _head_notes(folder: Folder) -> Iterator[str]:
     """Yield a note for each head that normalises its rows, so that only directions count."""
     for where, how in normalised_heads(Facts(folder)):
-        yield f"{folder.path}: {short(where)}: {how}, so of the output table only directions (cosine) count"
+        yield f"{folder.path}: {short(where)}: {how}, so only the direction (cosine) of its rows counts"
 
 
 def _tables(facts: Facts) -> dict[str, Stored | None]:
@@ -144,7 +145,7 @@ class _ChangeReport:
     def add(self, name: str, change: _Change) -> None:
         """Report how many rows moved, and the change as a matrix."""
         self.quantities += change.quantities(name)
-        self.answers.append(f"{count(len(change.moved))} of {count(change.common)} rows of the {name} moved")
+        self.answers.append(change.sentence(name))
 
     def list_rows(self, name: str, change: _Change, before: StoredTable, after: StoredTable) -> None:
         """List the rows that moved farthest, if any moved."""
@@ -176,8 +177,8 @@ def _most_moved(name: str, before: Array, after: Array, ids: Ids, texts: tuple[s
     rows = []
     for row, text, moved, part, angle in zip(ids.tolist(), texts, distance, share, cosine, strict=True):
         rows.append((visible(text), count(row), plain(moved, 5), plain(part, 4), plain(angle, 4)))
-    header = ("token", "row", "moved by", "of its length", "cosine")
-    return Listing(f"Rows of the {name} that moved most", header, rows)
+    header = ("token", "row", "changed by", "of its length", "cosine")
+    return Listing(f"Rows of the {name} that changed most", header, rows)
 
 
 @dataclass(frozen=True)
@@ -191,16 +192,25 @@ class _Change:
     rank: int  # directions beyond the rounding of stored numbers
     effective_rank: float
 
+    def sentence(self, name: str) -> str:
+        """Return the change of the table of this name as a sentence, without a full stop."""
+        if not len(self.moved):
+            return f"none of {count(self.common)} rows of the {name} changed"
+        rows = f"{count(len(self.moved))} of {count(self.common)} rows of the {name} changed"
+        if math.isfinite(self.share):
+            rows += f", by {percent(self.share)} of their length"
+        return f"{rows}; the change has rank {count(self.rank)}"
+
     def quantities(self, name: str) -> list[Quantity]:
         """Return the quantities of the change of the table of this name."""
         rows = Quantity("rows that moved", len(self.moved), n=self.common, of=name)
         if not len(self.moved):
             return [rows]
-        why = "as many as if all of them were equal"
+        why = "directions of equal strength that would spread the change as widely"
         return [
             rows,
-            Quantity("length of the change", self.share, of=name, unit="%", why="in parts of the rows that moved"),
-            Quantity("rank", self.rank, of=name, why="directions of it beyond the rounding of what is stored"),
+            Quantity("length of the change", self.share, of=name, unit="%", why="compared with the rows before"),
+            Quantity("rank", self.rank, of=name, why="directions of the change that are larger than rounding"),
             Quantity("effective rank", self.effective_rank, of=name, digits=1, why=why),
         ]
 
@@ -208,8 +218,8 @@ class _Change:
 def _compared(one: StoredTable, other: StoredTable, name: str) -> _Change:
     """Compare two tables in one pass over the rows that both have."""
     if one.width != other.width:
-        problem = f"rows of {one.name} are {one.width} wide, those of {other.name} {other.width}"
-        raise CheckpointError(problem, "give two checkpoints of one width")
+        problem = f"rows of {one.name} are {one.width} wide, and those of {other.name} are {other.width} wide"
+        raise CheckpointError(problem, "give two checkpoints of the same width")
     common = min(one.rows, other.rows)
     sums = _ChangeSums(one.width, bits=min(BITS.get(table.tensor.dtype, 2) for table in (one, other)))
     for start, stop in one.spans(common, caller_width=one.width):

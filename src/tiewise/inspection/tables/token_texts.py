@@ -74,7 +74,7 @@ def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     """Return the text of each token, with the space before it (" York").
 
-    Parts of characters are as spelled. Without a tokenizer.json, or without a token, the text is "#1234".
+    Parts of characters are bytes: "<0xE2>". Without a tokenizer.json, or without a token, the text is "#1234".
     """
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
@@ -102,10 +102,11 @@ def _is_byte_level(folder: Folder) -> bool:
 
 
 def _text_of_letters(piece: str, byte_of: dict[str, int]) -> str:
-    """Return a byte-level piece as text, or as spelled if it is an incomplete character."""
+    """Return a byte-level piece as text; bytes of an incomplete character are <0xE2>."""
     if not byte_of.keys() >= set(piece):
         return _spaced(piece)
-    return _decoded(bytes(byte_of[letter] for letter in piece), piece)
+    data = bytes(byte_of[letter] for letter in piece)
+    return _decoded(data, "".join(f"<0x{byte:02X}>" for byte in data))
 
 
 def _text_of_piece(piece: str) -> str:

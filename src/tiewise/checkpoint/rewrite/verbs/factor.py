@@ -23,14 +23,22 @@ from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX, TIEWISE_T
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import PlainEnds, find_tied_names, require_plain_ends
-from tiewise.checkpoint.rewrite.change import RANDOM_VECTORS, Change, Movement, NewTensor, Rows, require_plain_head
+from tiewise.checkpoint.rewrite.change import (
+    RANDOM_VECTORS,
+    Change,
+    Movement,
+    NewTensor,
+    Rows,
+    percent,
+    require_plain_head,
+)
 from tiewise.checkpoint.rewrite.low_rank import Errors, LowRankFactors, low_rank, memory_needed
 from tiewise.checkpoint.rewrite.plain_tables import plain_tables
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.ties import flag_changes
 from tiewise.checkpoint.rewrite.token_counts import read_counts
 from tiewise.checkpoint.rewrite.tokenizer_text import count_tokens
-from tiewise.checkpoint.rules.rule import names
+from tiewise.checkpoint.rules.rule import counted, names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError
@@ -110,8 +118,18 @@ def factor(
         put=(*narrow_tables, *_maps(ends, lookup.factored, head.factored)),
         config=_config(facts, ends, named, rank),
         notes=tuple(notes),
+        summary=_summary(results, rank),
         lost=tuple(result.lost() for result in results),
+        lost_share=max(result.errors.relative() for result in results),
     )
+
+
+def _summary(results: Sequence[FactoredTable], rank: int) -> str:
+    """Return the change in one clause: number of tables, rank, and lost share of their norm."""
+    share = percent(max(result.errors.relative() for result in results))
+    if len(results) == 1:
+        return f"one table of rank {rank}; {share} of the table's norm is lost"
+    return f"two tables of rank {rank}; up to {share} of a table's norm is lost"
 
 
 def _require_arguments(rank: int | None, counts: Any, text: object, undo: bool) -> int | None:
@@ -135,10 +153,10 @@ def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
     notes = []
     if ends.spare:
         copies = ", ".join(short(table.name) for table in ends.spare)
-        notes.append(f"{copies}: a copy, dropped")
+        notes.append(f"removed the equal copy {copies}")
     if facts.roles.indexed_tensors:
         left = names([other.tensor.name for other in facts.roles.indexed_tensors])
-        notes.append(f"{left}: left as they are, since only the two ends are factored")
+        notes.append(f"only the two ends are factored; these tables stay as they are: {left}")
     return notes
 
 
@@ -149,10 +167,10 @@ def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
     if 1 <= rank <= most:
         return
     sizes = " and ".join(f"{table.rows:,} × {table.shape[1]}" for table in ends.tables)
-    remedy = "no rank does: leave these tables as they are"
+    remedy = "no rank makes them smaller: leave these tables as they are"
     if most:
-        remedy = f"the largest that does is {most}"
-    raise CheckpointError(f"{facts.path}: rank {rank} saves nothing on tables of {sizes}", remedy)
+        remedy = f"choose a rank from 1 to {most}"
+    raise CheckpointError(f"{facts.path}: rank {rank} does not make tables of {sizes} smaller", remedy)
 
 
 @dataclass(frozen=True)
@@ -223,11 +241,11 @@ class FactoredTable:
     def notes(self, groups: Sequence[TokenGroup]) -> list[str]:
         """Return notes on the error of all rows and of each group of tokens."""
         name, width = short(self.table.name), self.table.shape[1]
-        least = f"(the least that is possible: {self.factored.least_error():.4g})"
-        notes = [f"{name}: relative error {self.errors.relative():.4g} at rank {self.rank} of {width} {least}"]
+        least = f"no matrix of this rank is below {self.factored.least_error():.4g}"
+        notes = [f"{name}: relative error {self.errors.relative():.4g} at rank {self.rank} of {width}; {least}"]
         for group in groups:
-            tokens = f"{int(group.mask.sum()):,} tokens seen {group.label} times"
-            notes.append(f"{name}: {tokens}: relative error {self.errors.relative(group.mask):.4g}")
+            tokens = f"{counted(int(group.mask.sum()), 'token')} seen {group.label} times"
+            notes.append(f"{name}: relative error {self.errors.relative(group.mask):.4g} for {tokens}")
         return notes
 
     def lost(self) -> str:

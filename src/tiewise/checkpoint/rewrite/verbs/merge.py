@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from tiewise.checkpoint.rewrite.engine import AnyPath, Receipt
 from tiewise.checkpoint.rewrite.merged import MergedTensor, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, make_runner, verb
 from tiewise.checkpoint.rewrite.ties import untied_change
-from tiewise.checkpoint.rules.rule import describe, names
+from tiewise.checkpoint.rules.rule import counted, describe, names
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
@@ -82,12 +83,22 @@ def _merge_change(facts: Facts, *, adapter: AnyPath, force: bool = False) -> Cha
     change = ends.change(force)
     notes = list(change.notes)
     if body:
-        notes.append(f"tensors of the body that change too: {len(body):,}; what that does to logits only a run shows")
+        notes.append(f"{counted(len(body), 'tensor')} of the body changed too, which the largest change leaves out")
     notes += ends.prediction()
     files = folder.read(*TOKENIZER_FILES)
     if files:
         notes.append(f"taken from the adapter: {names(files)}")
-    return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
+    put = (*change.put, *body)
+    return replace(change, put=put, texts=files, notes=tuple(notes), summary=_summary(put, ends))
+
+
+def _summary(put: Sequence[NewTensor], ends: _MergedEnds) -> str:
+    """Return the change in one clause: the number of changed tensors, and a lost tie."""
+    changed = len({tensor.name for tensor in put})
+    summary = f"the adapter is part of the model, with {counted(changed, 'tensor')} changed"
+    if ends.are_parted:
+        summary += "; the one table became two"
+    return summary
 
 
 def _merge_modules(ends: _MergedEnds, modules: Mapping[str, str]) -> list[NewTensor]:
@@ -475,9 +486,9 @@ class _MergedEnds:
         A tied base keeps one table if both merged ends are equal, else it gets two.
         """
         change = Change(self._measured())
-        if self._ends_differ():
+        if self.are_parted:
             parts = untied_change(self.facts, force)
-            note = "the adapter parts the two ends of the tied base: the result has two tables"
+            note = "the adapter changes the two ends differently, so the tied base became untied"
             change = replace(parts, movement=change.movement, notes=(*parts.notes, note))
         put = {tensor.name: tensor for tensor in change.put}
         head_names = self._head_names(put)
@@ -507,7 +518,8 @@ class _MergedEnds:
             pairs[end] = (TableRows.of(self.table_of(end)), merged.table())
         return measure_movement(pairs.get("output"), pairs.get("input"))
 
-    def _ends_differ(self) -> bool:
+    @cached_property
+    def are_parted(self) -> bool:
         """Return True if the one table of a tied base becomes two different ones."""
         new_input, new_output = self.merged.get("input"), self.merged.get("output")
         if not self.adapter.tied or new_input is new_output:
@@ -527,4 +539,4 @@ class _MergedEnds:
         left, right = new_output.factors()
         inner = right @ hidden_vectors(self.output_table.shape[1]).T
         largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
-        return [f"predicted from B·A alone: the largest change of a logit is {largest:.3g}"]
+        return [f"the low-rank update alone would change a logit by up to {largest:.3g}"]

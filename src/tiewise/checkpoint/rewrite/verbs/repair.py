@@ -45,16 +45,24 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     """
     findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}
-    by_hand = _repairs_by_hand(findings)
+    causes = [finding for finding in findings if finding.rule != "B080" or not rules]  # B080 follows from the others
+    by_hand = _repairs_by_hand(causes)
     change = _repaired(facts, rules) if rules else _stored_once(facts)
     if not rules and change.is_empty:
         if not by_hand:
-            raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check finds nothing wrong")
-        raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {by_hand}")
+            raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check reports no fault")
+        raise CheckpointError(f"{facts.path}: no finding has a safe fix", f"fix by hand: {by_hand}")
     notes = change.notes
     if by_hand:
         notes += (f"not repaired: {by_hand}",)
-    return replace(change, notes=notes, flaws=_flaws)
+    return replace(change, notes=notes, summary=_summary(rules), flaws=_flaws)
+
+
+def _summary(rules: Set[str]) -> str:
+    """Return the change in one clause: the rules whose findings are fixed."""
+    if not rules:
+        return "each tied tensor is stored once; no logit changes"
+    return f"{', '.join(sorted(rules))} fixed; no logit changes where the source was loaded right"
 
 
 def _repaired(facts: Facts, rules: Set[str]) -> Change:

@@ -127,6 +127,7 @@ def resize(
         put=resized_tensors(facts, parts.all, count, resized.pieces),
         config=vocab_size_changes(facts, parts.rows, count),
         notes=(*resized.notes(), *resized.length_notes(row_lengths), *notes),
+        summary=f"{count:,} rows instead of {parts.rows:,}; the rows that stay keep every byte",
     )
 
 
@@ -270,18 +271,18 @@ class _ResizedParts:
         rows, count, notes = self.parts.rows, self.count, []
         how = f"drawn like the {int(self.in_use.sum()):,} rows in use, with seed {self.seed}"
         if not self.is_random:
-            how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
+            how = "zero: their logits are always 0, so mask them in generation"
         if count < rows:
-            notes.append(f"rows {count:,} to {rows - 1:,} are dropped")
+            notes.append(f"rows {count:,} to {rows - 1:,} are removed")
         if self.added:
-            notes.append(f"rows {rows:,} to {count - 1:,} are new, {how}")
+            notes.append(f"rows {rows:,} to {count - 1:,} are new and {how}")
         become = f"are {how}"
         if self.repeats_first:
-            become = "repeat its first, which their ids read so far"
+            become = "repeat its first row, which these ids read before"
         end = min(rows, count)
         for part in self.parts.others:
             if part.rows < end:
-                notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {end - 1:,}: they {become}")
+                notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {end - 1:,}, which {become}")
         return notes
 
     def length_notes(self, row_lengths: NDArray[np.float64]) -> list[str]:
@@ -300,8 +301,8 @@ class _ResizedParts:
             which = "new rows"
             if len(new) < self.added:
                 which = f"the first {len(new):,} new rows"
-            others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
-            notes.append(f"{short(table.name)}: {which} are {new.min():.4g} to {new.max():.4g} long, {others}")
+            others = f"nine in ten rows in use have {low:.4g} to {high:.4g}"
+            notes.append(f"{short(table.name)}: {which} have lengths {new.min():.4g} to {new.max():.4g}; {others}")
         return notes
 
     def pieces(self, part: Stored) -> Pieces:

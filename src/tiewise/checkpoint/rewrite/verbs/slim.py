@@ -85,7 +85,7 @@ def slim(
         drop=frozenset(copy.stored.name for copy in copies),
         put=tuple(copy.rows_tensor() for copy in result.changed),
         texts={ADAPTER_CONFIG: config},
-        notes=(result.note(),),
+        summary=result.summary(),
         flaws=result.flaws,
     )
 
@@ -194,14 +194,14 @@ class _SlimAdapter:
             rows[copy.module] = copy.ids
         return rows
 
-    def note(self) -> str:
-        """Return a sentence on the number of retained rows of each copy."""
+    def summary(self) -> str:
+        """Return the change in one clause: the number of retained rows of each copy."""
         if not self.slimmed:
-            return "kept: the low-rank updates; the copies were the tables of the base"
+            return "the low-rank updates stay, without the copies, which equal the tables of the base"
         counts = []
         for copy in self.slimmed:
             counts.append(f"{len(copy.ids):,} of {copy.stored.rows:,} rows of {short(copy.module)}")
-        return f"kept: {' and '.join(counts)}"
+        return f"{' and '.join(counts)} are stored, instead of full copies"
 
     def flaws(self, folder: Path) -> Iterator[str]:
         """Yield a sentence for each module whose rows in the finished result differ from the copy."""

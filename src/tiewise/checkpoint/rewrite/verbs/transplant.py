@@ -46,6 +46,7 @@ from tiewise.checkpoint.rewrite.token_rows import (
     resized_tensors,
     vocab_size_changes,
 )
+from tiewise.checkpoint.rules.rule import counted
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
@@ -145,8 +146,8 @@ def transplant(
     arXiv:2506.06607). With `force`, other tables with as many rows stay as they are.
 
     >>> import tiewise  # the tokenizers of `tied` and `untied` have the same tokens
-    >>> print(tiewise.checkpoint.transplant("tied", "other-tokenizer", tokenizer="untied").notes[0])
-    34 of 34 tokens are in both vocabularies and keep their rows bit for bit
+    >>> print(tiewise.checkpoint.transplant("tied", "other-tokenizer", tokenizer="untied").summary)
+    34 of 34 tokens keep their rows; 0 get new rows
 
     Args:
         tokenizer: folder of the new tokenizer; its files replace the old tokenizer's in the result.
@@ -169,7 +170,7 @@ def transplant(
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     if not recipe.shared:
         raise CheckpointError(f"{new_folder.path}: no token writes what one of {facts.path} does", "choose another")
-    notes = [*forced, _note_on_shared(recipe, new)]
+    notes = [*forced]
     if donor is not None:
         notes.append(_mix_by_donor(recipe, new, open_folder(donor), atoms))
     notes += _mix_by_spelling(recipe, old, new)
@@ -186,6 +187,7 @@ def transplant(
         texts=texts,
         leave=old_files - texts.keys(),
         notes=(*notes, *other_notes),
+        summary=_summary(recipe, new),
     )
 
 
@@ -259,7 +261,7 @@ def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[s
             count += 1
     if not count:
         return []
-    return [f"{count:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows"]
+    return [f"{counted(count, 'row')}: the mean of the old tokens that spell it, halfway to the mean of shared rows"]
 
 
 def spell(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
@@ -285,10 +287,10 @@ def spell(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
     return tokens
 
 
-def _note_on_shared(recipe: Recipe, new: TokenBytes) -> str:
-    """Return a sentence on the number of tokens that keep their rows."""
-    tokens = f"{recipe.shared:,} of {len(new.pieces):,} tokens"
-    return f"{tokens} are in both vocabularies and keep their rows bit for bit"
+def _summary(recipe: Recipe, new: TokenBytes) -> str:
+    """Return the change in one clause: tokens with their old rows, tokens with new ones."""
+    rest = len(new.pieces) - recipe.shared
+    return f"{recipe.shared:,} of {len(new.pieces):,} tokens keep their rows; {rest:,} get new rows"
 
 
 def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
@@ -296,10 +298,12 @@ def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
     notes = []
     residual = len(new.pieces) - recipe.shared - len(recipe.mixed)
     if residual:
-        notes.append(f"{residual:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+        notes.append(
+            f"{counted(residual, 'row')}: the mean of shared rows, as the old vocabulary cannot spell the token"
+        )
     holes = new.rows - len(new.pieces)
     if holes:
-        notes.append(f"{holes:,} rows have no token, for the new vocabulary leaves out ids: they get that mean too")
+        notes.append(f"{counted(holes, 'row')} without a token: that mean too; the new vocabulary leaves out ids")
     return notes
 
 
@@ -359,7 +363,7 @@ class ConfigChanges:
         """Return a note on the paths whose token the new vocabulary lacks, if there are any."""
         if not self.lost:
             return []
-        return [f"{', '.join(sorted(self.lost))}: null now, for the new vocabulary has no such token"]
+        return [f"{', '.join(sorted(self.lost))}: null now, because the new vocabulary lacks the token"]
 
 
 def _with_new_ids(facts: Facts, recipe: Recipe, new: TokenBytes) -> ConfigChanges:

@@ -20,7 +20,14 @@ from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, gathe
 from tiewise.checkpoint.rewrite.config_ids import id_values, renumber_config
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.retained_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
+from tiewise.checkpoint.rewrite.retained_tokens import (
+    CostOnText,
+    TextUse,
+    choose_tokens,
+    cost_on_text,
+    listed_tokens,
+    read_use,
+)
 from tiewise.checkpoint.rewrite.token_rows import (
     ROWS_STAY,
     parts_of_tokens,
@@ -31,6 +38,7 @@ from tiewise.checkpoint.rewrite.token_rows import (
 from tiewise.checkpoint.rewrite.tokenizer_file import IdRecorder, TokenizerFile, renumber_tokens
 from tiewise.checkpoint.rewrite.tokenizer_text import load_tokenizer
 from tiewise.checkpoint.rewrite.vocabulary_files import trimmed_vocabularies
+from tiewise.checkpoint.rules.rule import counted
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
@@ -95,13 +103,15 @@ def trim(
         problem = f"{facts.path}: all {len(retained_ids):,} tokens would stay"
         raise NothingToDo(problem, "give a smaller text, or a size")
     result = _TrimmedCheckpoint(facts, parts, tokenizer_file, configs, sorted(retained_ids))
-    notes = [_note_on_rows(result, required_ids)]
+    notes = [_note_on_rows(required_ids)]
     if text is not None:
         notes.append(_note_on_text(result, use.counts, text))
-    notes += _notes_on_cost(tokenizer_file, required_ids, use, size)
+    cost = _cost(tokenizer_file, required_ids, use, size)
+    if cost is not None:
+        notes.append(cost.details())
     notes += _notes_on_other_tokenizers(result)
     texts = result.texts()
-    notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
+    notes.append(f"new ids are written into {', '.join([CONFIG, *texts])}")
     return Change(
         ROWS_STAY,
         put=resized_tensors(facts, parts, len(retained_ids), result.pieces),
@@ -109,6 +119,7 @@ def trim(
         texts=texts,
         leave=result.other_tokenizers(),
         notes=tuple(notes),
+        summary=_summary(result, cost),
         flaws=result.flaws,
     )
 
@@ -251,37 +262,40 @@ def _require_sizes(
         raise CheckpointError(problem, f"choose {len(required_ids):,}, which must stay, up to {rows - 1:,}")
 
 
-def _note_on_rows(result: _TrimmedCheckpoint, required_ids: set[int]) -> str:
-    """Return a sentence on the number of retained tokens."""
-    retained_ids = (
-        f"{len(result.rows):,} of {result.parts[0].rows:,} tokens stay, {len(required_ids):,} of them in any case"
-    )
-    return (
-        f"{retained_ids}; their rows keep every byte, and text that was made of them alone is cut into the same tokens"
-    )
+def _summary(result: _TrimmedCheckpoint, cost: CostOnText | None) -> str:
+    """Return the change in one clause: retained tokens, and any measured cost."""
+    summary = f"{len(result.rows):,} of {result.parts[0].rows:,} tokens stay"
+    if cost is None:
+        return summary
+    return f"{summary}. {cost.sentence()}"
+
+
+def _note_on_rows(required_ids: set[int]) -> str:
+    """Return a sentence on the tokens that always stay, and on text of retained tokens."""
+    always = f"{counted(len(required_ids), 'token')} must always stay (bytes, special tokens, tokens in configs)"
+    return f"{always}; a text that consists of retained tokens is cut into the same tokens as before"
 
 
 def _note_on_text(result: _TrimmedCheckpoint, counts: Counter[int], text: str | os.PathLike[str]) -> str:
     """Return a sentence on the dropped tokens of the text: their share, and the most frequent."""
     gone = [token for token, _ in counts.most_common() if token not in result.new_ids]
     if not gone:
-        return f"{short(text)}: each of its tokens stays"
+        return f"every token of {short(text)} stays"
     share = sum(counts[token] for token in gone) / max(1, counts.total())
     decode = result.tokenizer_file.engine.decode
     listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:MOST_LISTED])
-    return f"{short(text)}: {share:.2%} of its tokens are gone, most often {short(listed, 200)}"
+    return f"{share:.2%} of the tokens of {short(text)} are removed ones, most often {short(listed, 200)}"
 
 
-def _notes_on_cost(tokenizer_file: TokenizerFile, required_ids: set[int], use: TextUse, size: int | None) -> list[str]:
-    """Return a note on how many more tokens the end of the text takes.
+def _cost(tokenizer_file: TokenizerFile, required_ids: set[int], use: TextUse, size: int | None) -> CostOnText | None:
+    """Return the cost on the end of the text; None if the text is too short.
 
-    For this measurement, the retained tokens are chosen from the rest of the text. A text that is too short gives no
-    note.
+    For this measurement, the retained tokens are chosen from the rest of the text.
     """
     if not use.early_counts or not use.last_pieces:
-        return []
+        return None
     early_choice = choose_tokens(tokenizer_file, required_ids, use.early_counts, size)
-    return [cost_on_text(tokenizer_file, early_choice, use.last_pieces)]
+    return cost_on_text(tokenizer_file, early_choice, use.last_pieces)
 
 
 def _notes_on_other_tokenizers(result: _TrimmedCheckpoint) -> list[str]:
@@ -289,4 +303,4 @@ def _notes_on_other_tokenizers(result: _TrimmedCheckpoint) -> list[str]:
     names = sorted(result.other_tokenizers())
     if not names:
         return []
-    return [f"{', '.join(map(short, names))}: stays behind, since it knows the old tokens only"]
+    return [f"left out, because they have only the old ids: {', '.join(map(short, names))}"]
