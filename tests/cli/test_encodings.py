@@ -21,7 +21,7 @@ COMMAND_LINES = {  # a line of each command, its exit code, and a character of i
     "sweep": (["sweep", "no…where"], 2, "…"),
     "data show": (["data", "show", "-t", "dots.txt", "--tokenizer=bpe:300"], 0, "…"),
     "vocab hot": (["vocab", "hot", "-t", "lines.jsonl:text", "--tokenizer=words.json", "--size=40"], 0, "–"),
-    "plan": (["plan", "--like", "gpt2"], 0, "·"),
+    "plan": (["plan", "--like", "gpt2", "--full"], 0, "·"),
     "inspect": (["inspect", "wrong", "--only=direct_path,tokens", "--samples=50"], 0, "−"),
     "explore": (["explore", "no…where"], 2, "…"),
     "diff": (["diff", "no…where", "wrong"], 2, "…"),
