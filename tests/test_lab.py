@@ -29,6 +29,9 @@ def test_compare_returns_comparison_and_writes_report(text, tmp_path, capfd):
     assert comparison.command.startswith(f"tiewise.compare('{text}', arms=['tied', 'untied'], seeds=2, ")
     assert comparison.command.endswith(f"out='{tmp_path / 'run'}')")
     assert comparison.finding.partition(":")[0] in comparison._repr_html_()
+    assert str(comparison).startswith(comparison.finding)
+    assert len(comparison.to_pandas()) == 4
+    assert {"differences", "curves", "parameters"} <= set(comparison.figures())
     out, err = capfd.readouterr()
     assert (out, "%|" in err) == ("", False)  # a library whose stderr is a file shows no progress bar
     assert "4/4 untied seed 2: validation nll" in err
@@ -42,6 +45,8 @@ def test_train_returns_single_run_with_loadable_model(text, tmp_path):
     assert trained.result.arm == "factored:8"
     assert tiewise.load(trained.model).get_input_embeddings().weight.shape[-1] == 8
     assert "factored:8" in trained._repr_html_()
+    assert repr(trained).startswith("factored:8, seed 1: validation loss")
+    assert list(trained.to_pandas()["arm"]) == ["factored:8"]
 
 
 @pytest.mark.parametrize(

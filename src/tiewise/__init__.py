@@ -16,6 +16,7 @@ torch), `tiewise.boundary` (training library), `tiewise.lab` (experiments), `tie
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
+from tiewise.core import result as _result
 from tiewise.core.lazy_names import LazyNames as _LazyNames
 
 _NAMESPACES = ("checkpoint", "boundary", "lab")
@@ -25,6 +26,7 @@ _REPLACED = {
 }
 _names = _LazyNames(__name__)
 __dir__ = _names.list
+_result.register_drawing(lambda result: _import_module(f"{__name__}.report.result_figures").figures_of(result))
 
 
 def __getattr__(name: str) -> _Any:

@@ -272,3 +272,16 @@ def test_penalty_is_that_of_the_output_projection():
     penalty = install(model, "projected:12,penalty=0.15").penalty()
     torch.testing.assert_close(penalty, 0.15 * model.lm_head.out_map.weight.square().sum().sqrt())
     assert penalty.requires_grad
+
+
+def test_notebook_view_of_a_handle_names_shared_parameters_with_shapes():
+    model = build("llama")
+    handle = install(model, "tied")
+    rows, width = model.get_input_embeddings().weight.shape
+    names = "model.embed_tokens.weight = lm_head.weight"
+    assert repr(handle) == f"Installed(tied on {type(model).__name__}: {names} [{rows}, {width}])"
+    page = handle._repr_html_()
+    assert "input embedding and output head share one table" in page
+    assert f"<td>{names}</td><td>[{rows}, {width}]</td>" in page
+    handle.untie()
+    assert "have two tables" in handle._repr_html_()

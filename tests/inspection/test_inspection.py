@@ -63,13 +63,14 @@ def test_measure_sections_returns_every_measurement_or_the_reason(subjects):
 
 def test_inspection_repr_is_a_summary(subjects):
     assert repr(measure_sections(subjects, Request(), MEASURES)) == (
+        f"{inspection.NO_VERDICT[0].upper()}{inspection.NO_VERDICT[1:]}.\n"
         "Inspection of a, b\n"
         f"  evidence: {inspection.NO_VERDICT}\n"
         "  rows: a: 1 rows; b: 2 rows\n"
         "  refused: none: a is refused; take another; b is refused; take another\n"
         "  two: none: needs two models; give a second one\n"
         "  read: none: needs a text; give --text\n"
-        "  .found(name): one section; .record(): all, for JSON"
+        "  .found(name): one section; .to_dict(): all, for JSON"
     )
 
 

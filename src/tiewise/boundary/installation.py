@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from tiewise.boundary.sharded_tables import (
     require_unsharded_table,
     reshard,
 )
+from tiewise.boundary.shared_names import named_tables, shared_parameters
 from tiewise.boundary.table_norms import norms_of_one_table, norms_of_two_tables
 from tiewise.boundary.undisturbed import generator_states, restore_generators
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
@@ -51,6 +53,7 @@ from tiewise.boundary.watch import unwatch
 from tiewise.checkpoint.families import family
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
+from tiewise.core.result import html_table
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import INSTALL
 
@@ -71,7 +74,7 @@ class Installed:
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
     >>> tiewise.install(model, "tied")
-    Installed(tied on ...)
+    Installed(tied on ...: transformer.wte.weight = lm_head.weight [50, 8])
     """
 
     def __init__(self, model: Any, link: Link, missing_vectors: tuple[str, ...] = ()) -> None:
@@ -80,8 +83,18 @@ class Installed:
         self._link = link
 
     def __repr__(self) -> str:
+        tables = ", ".join(map(str, named_tables(self.model, self.tables())))
         notes = "".join(f"; {note}" for note in self.notes)
-        return f"Installed({self.spec} on {type(self.model).__name__}{notes})"
+        return f"Installed({self.spec} on {type(self.model).__name__}: {tables}{notes})"
+
+    def _repr_html_(self) -> str:
+        """Return the tables and all shared parameters, with names and shapes, for a notebook."""
+        tables = named_tables(self.model, self.tables())
+        others = [one for one in shared_parameters(self.model) if one not in tables]
+        rows = [{"parameter": " = ".join(one.names), "shape": list(one.shape)} for one in (*tables, *others)]
+        count = "share one table" if len(tables) == 1 else "have two tables"
+        heading = f"{self.spec} on {type(self.model).__name__}: input embedding and output head {count}."
+        return f"<p>{escape('; '.join([heading, *self.notes]))}</p>{html_table(rows)}"
 
     @property
     def notes(self) -> tuple[str, ...]:

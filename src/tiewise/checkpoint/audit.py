@@ -27,6 +27,7 @@ from tiewise.checkpoint.untrusted import following_links, path_inside
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, require_path
 from tiewise.core.records import to_strict_json
+from tiewise.core.result import PrintedResult, Row
 
 SCHEMA = 1
 MOST_OF_A_GROUP = 10  # findings that are reported one by one
@@ -75,8 +76,8 @@ class Part(NamedTuple):
         }
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(PrintedResult):
     """Result of checking one checkpoint. A notebook renders it as the command prints it.
 
     Attributes:
@@ -130,6 +131,18 @@ class Audit:
         """
         sentence: str = words.verdict(self)
         return sentence
+
+    def answer_text(self) -> str:
+        """Return the verdict."""
+        return self.verdict
+
+    def rows(self) -> list[Row]:
+        """Return a row for every finding."""
+        return [asdict(finding) for finding in self.findings]
+
+    def summary_rows(self) -> list[Row]:
+        """Return a row for every finding: rule, severity and place."""
+        return [{"rule": one.rule, "severity": one.severity, "where": one.where} for one in self.findings]
 
     @property
     def worst(self) -> str | None:

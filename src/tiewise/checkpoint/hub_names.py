@@ -1,4 +1,4 @@
-"""Remedy for a path that does not exist: it may be a model's name on the Hugging Face hub.
+"""Remedy for a missing path that may be a name of the Hugging Face hub.
 
 tiewise reads folders and loads nothing from the hub. If the local cache has the model, its folder can be read.
 """
@@ -14,7 +14,10 @@ FOLDER_REMEDY = "give a checkpoint folder, or one .safetensors file"
 
 
 def remedy_for_missing(path: Path) -> str:
-    """Return the remedy for a missing folder; of a model on the hub, the command that stores it."""
+    """Return the remedy for a missing folder.
+
+    For a name of the hub, it is the command that stores the model.
+    """
     name = path.as_posix()
     if not HUB_NAME.fullmatch(name) or (path.parent != Path() and path.parent.exists()):
         return FOLDER_REMEDY
@@ -25,7 +28,10 @@ def remedy_for_missing(path: Path) -> str:
 
 
 def cached_folder(name: str) -> Path | None:
-    """Return the newest folder of a model in the local cache of the hub; None if there is none."""
+    """Return the newest folder of a model in the local cache of the hub.
+
+    None: the cache lacks the model.
+    """
     snapshots = _cache() / f"models--{name.replace('/', '--')}" / "snapshots"
     try:
         folders = sorted(snapshots.iterdir(), key=os.path.getmtime)

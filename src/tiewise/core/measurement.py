@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tiewise.core.files import format_bytes
+from tiewise.core.result import PrintedResult, Row
 
 MINUS, NONE = "−", "–"
 NATS = "nats per token"
@@ -271,8 +272,8 @@ class Listing:
     of: str = ""
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(PrintedResult):
     """Result of one section, for one model or several."""
 
     answer: str  # the section's question answered in half a sentence, without the model's name
@@ -296,6 +297,15 @@ class Measurement:
     def __getitem__(self, name: str) -> Quantity:
         """Return the first quantity of this name. Raises KeyError if there is none."""
         return {quantity.name: quantity for quantity in reversed(self.quantities)}[name]
+
+    def answer_text(self) -> str:
+        """Return the answer."""
+        return self.answer
+
+    def rows(self) -> list[Row]:
+        """Return a row for every quantity: name, value, 95 % interval and unit."""
+        columns = ("of", "name", "value", "low", "high", "unit")
+        return [{column: getattr(quantity, column) for column in columns} for quantity in self.quantities]
 
     def record(self) -> dict[str, Any]:
         """Return all parts as plain values for JSON."""

@@ -35,6 +35,7 @@ from tiewise.core.estimates import Estimate, holm_adjusted, p_value
 from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity, plain, signed
 from tiewise.core.progress import ProgressListener, listen_to_progress
 from tiewise.core.records import to_strict_json
+from tiewise.core.result import PrintedResult, Row
 from tiewise.inspection import sections as sections_folder
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.inspection.workspace import (
@@ -310,7 +311,7 @@ def measure(q: Quantity) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Inspection:
+class Inspection(PrintedResult):
     """Results of all sections, in their order.
 
     A notebook displays the same view that the command prints. `repr` has the answers alone.
@@ -332,18 +333,30 @@ class Inspection:
     request: Request
     sections: tuple[SectionMeasurement, ...]
 
-    def __repr__(self) -> str:
-        labels_of_all = ", ".join(model.label for model in self.models)
-        lines = [f"Inspection of {labels_of_all}"]
+    def __str__(self) -> str:
+        lines = [self.answer_text(), f"Inspection of {', '.join(model.label for model in self.models)}"]
         for section in self.sections:
             lines.append(f"  {section.name}: {_answers(section)}")
-        lines.append("  .found(name): one section; .record(): all, for JSON")
+        lines.append("  .found(name): one section; .to_dict(): all, for JSON")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str | None:
-        """Return the view that `tiewise.report` registered; None makes a notebook print `repr`."""
+    def answer_text(self) -> str:
+        """Return the verdict: one table or two."""
+        verdict = self.evidence.verdict
+        return f"{verdict[0].upper()}{verdict[1:]}."
+
+    def rows(self) -> list[Row]:
+        """Return a row for every number of every section and model."""
+        rows: list[Row] = []
+        for section in self.sections:
+            for result in section.measured.values():
+                rows += [{"section": section.name, **row} for row in result.rows()]
+        return rows
+
+    def _repr_html_(self) -> str:
+        """Return the view that `tiewise.report` registered, else `repr`."""
         if Inspection.html_view is None:
-            return None
+            return super()._repr_html_()
         return Inspection.html_view(self)
 
     @property

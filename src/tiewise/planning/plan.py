@@ -17,6 +17,7 @@ from typing import Any
 from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
 from tiewise.core.measurement import rounded
+from tiewise.core.result import PrintedResult, Row
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import PLAN
@@ -33,7 +34,7 @@ ModelSource = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Mod
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(PrintedResult):
     """Costs of all choices for one model. Its `repr` is their table, for a notebook.
 
     Attributes:
@@ -53,8 +54,21 @@ class Plan:
     setting: Setting
     choices: tuple[dict[str, Any], ...]
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return as_text(self.record())
+
+    def answer_text(self) -> str:
+        """Return the recommendation."""
+        return "\n".join(self.record()["recommendation"]["sentences"])
+
+    def rows(self) -> list[Row]:
+        """Return a row for every choice: parameters, saving, bytes and operations that are one number."""
+        return [_flat_choice(choice) for choice in self.choices]
+
+    def summary_rows(self) -> list[Row]:
+        """Return a row for every choice: parameters and saving."""
+        columns = ("boundary", "share", "total", "saved", "saved_share")
+        return [{column: row[column] for column in columns} for row in self.rows()]
 
     def record(self) -> dict[str, Any]:
         """Return everything as a mapping that JSON can store.
@@ -177,8 +191,17 @@ def plan(
     return Plan(name, architecture, setting, tuple(choices))
 
 
+def _flat_choice(choice: Mapping[str, Any]) -> Row:
+    """Return the figures of a choice that are one number or text each.
+
+    Those of `parameters` have their own names.
+    """
+    plain = {name: value for name, value in choice.items() if not isinstance(value, Mapping | list | tuple)}
+    return {**plain, **choice["parameters"]}
+
+
 def _one_by_one(specs: Any) -> Iterable[Any]:
-    """Return specs as they are, but each of them if they are one text or one object."""
+    """Return specs one by one, also if they are one text or one object."""
     if isinstance(specs, str):
         return split_specs(specs)
     if isinstance(specs, BoundarySpec | SharingSpec):

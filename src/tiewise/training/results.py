@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -28,6 +27,7 @@ from tiewise.core import estimates
 from tiewise.core.errors import RunError
 from tiewise.core.measurement import NONE, Quantity, signed
 from tiewise.core.records import from_record, to_record
+from tiewise.core.result import PrintedResult, Row
 from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1
@@ -106,8 +106,8 @@ class RunResult:
     unigram_nll: float | None = None  # nll of the masked tokens under a unigram model of the training text
 
 
-@dataclass(frozen=True)
-class SingleRun:
+@dataclass(frozen=True, repr=False)
+class SingleRun(PrintedResult):
     """A run that is not part of a comparison.
 
     `.result` has its losses in nats per token, `.model` is the folder of the trained model, `.folder` that of the run.
@@ -143,8 +143,19 @@ class SingleRun:
         dense = self.folder / DENSE
         return to_record(self.result) | {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
 
-    def _repr_html_(self) -> str:
-        return _html([[self.result]], f"model: {self.model}")
+    def answer_text(self) -> str:
+        """Return the losses and the folder of the model."""
+        result = self.result
+        losses = f"validation loss {result.heldout_nll:.4f}, training loss {result.train_nll:.4f} nats per token"
+        return f"{result.arm}, seed {result.seed}: {losses} after {result.steps:,} steps.\nmodel: {self.model}"
+
+    def rows(self) -> list[Row]:
+        """Return one row: the figures of the run."""
+        return [_flat_run(self.result)]
+
+    def summary_rows(self) -> list[Row]:
+        """Return one row: size and losses."""
+        return [_mean_of([self.result])]
 
 
 @dataclass(frozen=True)
@@ -172,8 +183,8 @@ class Difference:
     p: float | None = None  # two-sided, from the interval's t; for validation losses adjusted by Holm over the arms
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(PrintedResult):
     """Results of all runs of a comparison.
 
     `.finding` states the result in a sentence, and `.differences` has each arm's differences to the reference.
@@ -243,8 +254,17 @@ class Comparison:
         del record["folder"]
         return record
 
-    def _repr_html_(self) -> str:
-        return _html([self.of(arm) for arm in self.arms], self.finding)
+    def answer_text(self) -> str:
+        """Return the finding."""
+        return self.finding
+
+    def rows(self) -> list[Row]:
+        """Return a row for every run, with its figures."""
+        return [_flat_run(run) for run in self.runs]
+
+    def summary_rows(self) -> list[Row]:
+        """Return a row for every arm: size, and losses as means over seeds."""
+        return [_mean_of(self.of(arm)) for arm in self.arms if self.of(arm)]
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
@@ -259,20 +279,21 @@ class Comparison:
         return from_record(cls, record, "results.json", RUN_AGAIN)
 
 
-def _html(runs: list[list[RunResult]], note: str) -> str:
-    """Return a notebook's view: a row of means for each arm, and a note."""
-    header = "".join(f"<th>{name}</th>" for name in ("arm", "parameters", "validation nll", "training nll", "seeds"))
-    rows = "".join(f"</tr><tr>{_html_cells(arm_runs)}" for arm_runs in runs if arm_runs)
-    return f"<table><tr>{header}{rows}</tr></table><p>{escape(note)}</p>"
+def _flat_run(run: RunResult) -> Row:
+    """Return the figures of a run that are one number or text each."""
+    record = to_record(run)
+    return {name: value for name, value in record.items() if not isinstance(value, dict | list)}
 
 
-def _html_cells(runs: list[RunResult]) -> str:
-    """Return the table cells of an arm: name, size, mean losses and number of runs."""
-    validation = fmean(run.heldout_nll for run in runs)
-    training = fmean(run.train_nll for run in runs)
-    size = f"{runs[0].total_parameters:,}"
-    cells = (escape(runs[0].arm), size, f"{validation:.4f}", f"{training:.4f}", len(runs))
-    return "".join(f"<td>{cell}</td>" for cell in cells)
+def _mean_of(runs: list[RunResult]) -> Row:
+    """Return an arm's name, size, mean losses and number of runs."""
+    return {
+        "arm": runs[0].arm,
+        "parameters": runs[0].total_parameters,
+        "validation nll": fmean(run.heldout_nll for run in runs),
+        "training nll": fmean(run.train_nll for run in runs),
+        "seeds": len(runs),
+    }
 
 
 def over_seeds(name: str, values: Iterable[float], unit: str, digits: int = 4) -> Quantity:

@@ -32,6 +32,7 @@ from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import format_bytes
 from tiewise.core.records import to_record
+from tiewise.core.result import PrintedResult, Row
 
 SCHEMA = 1  # version of the schema of a receipt's record
 MOST_LISTED = 6  # tensors named in one line
@@ -41,8 +42,8 @@ AnyPath = str | os.PathLike[str]
 MakeChange = Callable[..., Change]
 
 
-@dataclass(frozen=True)
-class Receipt:
+@dataclass(frozen=True, repr=False)
+class Receipt(PrintedResult):
     """Result of one rewrite, for people and for programs.
 
     With `dry_run`, it describes a rewrite that was planned and not carried out.
@@ -117,6 +118,19 @@ class Receipt:
         NaN and infinity become null.
         """
         return {"schema": SCHEMA, **to_record(self), "source": str(self.source), "to": str(self.to)}
+
+    def answer_text(self) -> str:
+        """Return what changed and what was lost, then a warning if much was lost."""
+        return "\n".join(self.sentences())
+
+    def rows(self) -> list[Row]:
+        """Return a row for every tensor that is new or no longer stored."""
+        changed = [(name, "written") for name in self.written] + [(name, "dropped") for name in self.dropped]
+        return [{"tensor": name, "change": change} for name, change in changed]
+
+    def __str__(self) -> str:
+        lines = [f"{heading}: {text}" for heading, text in self.lines()]
+        return "\n".join([self.answer_text(), *lines])
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the details below the answer as (heading, text) pairs."""

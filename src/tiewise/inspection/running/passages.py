@@ -23,6 +23,7 @@ from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, jackknife, ratio
 from tiewise.core.progress import report_progress
 from tiewise.core.records import to_record
+from tiewise.core.result import PrintedResult, Row
 from tiewise.inspection.running.loaded import Opened, open_model
 from tiewise.training.data.tokenizer import make_tokenizer, plain_engine
 
@@ -167,8 +168,8 @@ def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
     return CostChange(per_byte(before, every), per_byte(after, every), more)
 
 
-@dataclass(frozen=True)
-class Healed:
+@dataclass(frozen=True, repr=False)
+class Healed(PrintedResult):
     """Loss of a rewrite on held-out text, and the share that healing recovered.
 
     Attributes:
@@ -193,6 +194,15 @@ class Healed:
     def record(self) -> dict[str, Any]:
         """Return all fields as JSON takes them."""
         return to_record(self)
+
+    def answer_text(self) -> str:
+        """Return the sentence, and the folder of the model."""
+        return f"{self.sentence()}\nmodel: {self.model}"
+
+    def rows(self) -> list[Row]:
+        """Return the loss of the teacher, of the model before healing and of the healed model."""
+        costs = {"teacher": self.lost.before, "before healing": self.lost.after, "healed": self.left.after}
+        return [{"model": name, "bits per byte": cost} for name, cost in costs.items()]
 
     def sentence(self) -> str:
         """Return the result as one sentence."""

@@ -26,6 +26,7 @@ from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, equal_units, ratio_interval
 from tiewise.core.files import write_result
 from tiewise.core.records import to_record
+from tiewise.core.result import PrintedResult, Row
 from tiewise.training.data.corpus import PreparedText, prepare
 
 FEWEST_TOKENS = 512  # held-out tokens that the coverage needs at least
@@ -37,8 +38,8 @@ LAYOUTS = {
 }
 
 
-@dataclass(frozen=True)
-class HotTokens:
+@dataclass(frozen=True, repr=False)
+class HotTokens(PrintedResult):
     """The N most frequent of V tokens.
 
     Attributes:
@@ -67,6 +68,19 @@ class HotTokens:
     def record(self) -> dict[str, Any]:
         """Return all fields as strict JSON types."""
         return vars(self) | {"coverage": to_record(self.coverage), "token_ids": self.token_ids.tolist()}
+
+    def answer_text(self) -> str:
+        """Return the share of the held-out text that the tokens cover."""
+        size, share = len(self.token_ids), self.coverage
+        return f"{size:,} of {self.vocabulary:,} tokens cover {share.value:.2%} of the held-out text."
+
+    def rows(self) -> list[Row]:
+        """Return a row for each token."""
+        return [{"token_id": int(token)} for token in self.token_ids]
+
+    def summary_rows(self) -> list[Row]:
+        """Return no rows: ids alone say little."""
+        return []
 
     def write(self, path: Path) -> None:
         """Write the tokens in the layout of the file's ending, one of `LAYOUTS`.

@@ -24,6 +24,7 @@ import pyarrow.parquet
 from tiewise.core.estimates import critical_t
 from tiewise.core.files import atomic_replacement, write_atomically
 from tiewise.core.records import to_strict_json
+from tiewise.core.result import PrintedResult, Row
 from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.study.grid import StudyGrid
@@ -106,8 +107,8 @@ class SweepResult:
         return {name: to_strict_json(value) for name, value in result.items()}
 
 
-@dataclass(frozen=True)
-class Study:
+@dataclass(frozen=True, repr=False)
+class Study(PrintedResult):
     """A grid, and the results of its finished cells.
 
     Attributes:
@@ -152,9 +153,39 @@ class Study:
         with atomic_replacement(self.folder / f"{TABLE}.parquet") as path:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
 
+    def answer_text(self) -> str:
+        """Return a sentence for every contrast, with its signs in all cells."""
+        lines = [_signs_sentence(contrast, results) for contrast, results in self._by_contrast().items()]
+        if self.left:
+            lines.append(f"{self.left} cells are not finished.")
+        return "\n".join(lines)
+
+    def rows(self) -> list[Row]:
+        """Return a row for every finished cell and contrast."""
+        return [result.flat() for result in self.results]
+
+    def summary_rows(self) -> list[Row]:
+        """Return a row for every finished cell and contrast: the difference and its interval."""
+        columns = ("cell", "contrast", "heldout", "heldout_low", "heldout_high", "sign", "seeds")
+        return [{column: row[column] for column in columns} for row in self.rows()]
+
+    def _by_contrast(self) -> dict[str, list[SweepResult]]:
+        """Return the results of each contrast."""
+        by_contrast: dict[str, list[SweepResult]] = {}
+        for result in self.results:
+            by_contrast.setdefault(result.contrast, []).append(result)
+        return by_contrast
+
     def record(self) -> dict[str, Any]:
         """Return the study as `--json` prints it."""
         return {**asdict(self.grid), "left": self.left, "rows": [result.flat() for result in self.results]}
+
+
+def _signs_sentence(contrast: str, results: list[SweepResult]) -> str:
+    """Return in how many cells a contrast is better, worse or not detected."""
+    signs = [result.sign for result in results]
+    counts = f"better in {signs.count(-1)}, worse in {signs.count(1)}, no difference detected in {signs.count(0)}"
+    return f"{contrast}: {counts} of {len(signs)} settings."
 
 
 def _results(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepResult]:
