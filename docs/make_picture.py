@@ -48,10 +48,10 @@ def main() -> None:
 def photograph(page: Page, report: Path, out: Path) -> None:
     """Save the upper part of a report as a picture.
 
-    The page is complete when its last figure is drawn.
+    The page is complete when its last chart is in it.
     """
     page.goto(report.resolve().as_uri())
-    page.locator(".plot").last.locator(".main-svg").first.wait_for()
+    page.locator(".plot .chart").last.wait_for()
     bottoms = page.eval_on_selector_all(".panel", "all => all.map(e => e.getBoundingClientRect().bottom + scrollY)")
     height = max(bottoms[:PANELS]) + 12
     page.screenshot(path=out, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})

@@ -103,10 +103,11 @@ def check_figures_in_browser(path):
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
         with Visit(chromium, path) as visit:
-            visit.page.evaluate("document.querySelectorAll('details').forEach(place => place.open = true)")
-            plots, drawn = visit.page.locator(".plot"), visit.page.locator(".plot .main-svg:first-child")
-            assert plots.count() > 10
-            drawn.nth(plots.count() - 1).wait_for(timeout=60_000)
+            visit.open_all()
+            plots = visit.page.locator(".plot").count()
+            assert plots > 10
+            assert visit.page.locator(".plot .chart").count() == plots
+            visit.make_interactive(plots - 1)
             assert visit.said == []
             assert visit.asked == [path.as_uri()]
         chromium.close()

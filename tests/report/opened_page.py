@@ -70,13 +70,13 @@ def browser():
         chromium.close()
 
 
-PLOTTED = ".plot >> nth=-1 >> .main-svg"  # the last figure of a report
+LAST_CHART = ".chart >> nth=-1"  # the last static figure of a report
 
 
 class Visit:
     """Opened page with its console messages (`said`) and requested addresses (`asked`)."""
 
-    def __init__(self, browser, path, width=1280, scheme="light", ready=PLOTTED, at=""):
+    def __init__(self, browser, path, width=1280, scheme="light", ready=LAST_CHART, at=""):
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, reduced_motion="reduce"
         )
@@ -98,11 +98,23 @@ class Visit:
     def style(self, selector, name):
         return self.page.eval_on_selector(selector, f"e => getComputedStyle(e).{name}")
 
+    def open_all(self):
+        """Open every folded part, also those inside another."""
+        while self.page.locator("details:not([open])").count():
+            self.page.eval_on_selector_all("details:not([open])", "all => all.forEach(one => { one.open = true; })")
+            self.page.wait_for_timeout(100)  # the event that fills them comes later
+
+    def make_interactive(self, index):
+        """Start plotly for a figure, and wait until it is drawn."""
+        self.page.locator(f".start[data-figure='{index}']").click()
+        self.page.locator(f"#plot-{index} .main-svg").first.wait_for(timeout=60_000)
+        self.page.locator(f".start[data-figure='{index}']").wait_for(state="detached", timeout=60_000)
+
     def colours(self):
-        """Return the colours of background, text, figure text and the middle of a heat map."""
+        """Return the colours of background, text, figure text and the end of a heat map."""
         return (
             self.style("body", "backgroundColor"),
             self.style(".finding", "color"),
-            self.style(".plot .xtick text", "fill"),
-            self.page.evaluate("document.querySelector('.maps .plot')._fullLayout.coloraxis.colorscale[1][1]"),
+            self.style(".chart .tick", "fill"),
+            self.style(".maps .cells", "fill"),
         )

@@ -1,7 +1,9 @@
 """Test the page of a comparison: its figures against the measured runs, and its safety with hostile text."""
 
+import base64
 import json
 import math
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -175,12 +177,14 @@ def test_asymmetry_is_forward_minus_backward():
 # --- the page
 
 
-def test_page_is_under_6_mb_and_loads_nothing_external(sample, page):
+def test_page_is_under_3_mb_and_loads_nothing_external(sample, page):
     text = render(sample)
-    assert len(text.encode()) <= 6_000_000
-    assert text.count("plotly.js v") == 1
+    assert len(text.encode()) <= 3_000_000
+    assert [attributes.get("type") for attributes in page.all("script")] == ["application/json", "text/plain", None]
+    assert zlib.decompress(base64.b64decode(page.scripts[1])).startswith(b"/**\n* plotly.js v")
     assert not page.all("link") + page.all("iframe") + page.all("img")
-    assert not [a for _, a in page.elements if a.keys() & {"src", "href", "action", "background"}]
+    assert not [a for _, a in page.elements if a.keys() & {"src", "action", "background"}]
+    assert all(a["href"].startswith("#") for _, a in page.elements if "href" in a)  # markers of the same page
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
@@ -217,7 +221,7 @@ def test_albert_page_shows_shares_memory_and_table_4(alberts):
 
 
 def test_every_figure_has_a_label_and_a_data_table(page):
-    plots = [a for a in page.all("div") if a.get("role") == "img"]
+    plots = [a for a in page.all("svg") if a.get("role") == "img"]
     record = json.loads(page.scripts[0])
     assert len(plots) == len(record["figures"]) == 11
     assert all(len(a["aria-label"]) > 40 for a in plots)
@@ -259,7 +263,7 @@ def test_comparison_page_shows_markup_in_user_text_as_text(sample):
 )
 def test_page_of_less_data_has_fewer_figures(comparison):
     page = Page(render(comparison))
-    assert len([a for a in page.all("div") if a.get("role") == "img"]) < 11
+    assert len([a for a in page.all("svg") if a.get("role") == "img"]) < 11
     assert comparison.finding.split(" %")[0].splitlines()[0] in page.words
 
 

@@ -1,16 +1,25 @@
 """Test report pages in Chromium, from disk and offline: figures, requests, themes, widths and keyboard."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
-from tests.report.opened_page import Visit, browser, pytestmark, render_page  # noqa: F401 - a fixture, and the skip
+from tests.report.opened_page import (
+    Page,
+    Visit,
+    browser,  # noqa: F401 - a fixture
+    pytestmark,  # noqa: F401 - the skip
+    render_page,
+)
+from tests.report.page_samples import sample_inspection, sample_pages
 
 from tiewise.core.files import write_result
 from tiewise.core.measurement import Listing
 from tiewise.planning.plan import plan
 from tiewise.report.comparison_page import write_report
 from tiewise.report.comparison_panels import training_panels
+from tiewise.report.inspection_page import inspection_page
 from tiewise.report.plan_page import write_plan
 from tiewise.report.report_page import PageSection
 from tiewise.report.training_curves import VALIDATION
@@ -49,19 +58,131 @@ def plan_report(tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_open_offline_with_every_figure_and_without_requests(browser, report, plan_report, scheme):  # noqa: F811
-    marks = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .heatmaplayer image').length"
+    marks = "p => p.querySelectorAll('.line, .interval, .bar, .cells').length"
     for path, many in ((report, 11), (plan_report, 5)):  # no figure of published BERTs and ALBERTs for a GPT-2
         with Visit(browser, path, scheme=scheme) as visit:
-            plots = visit.page.locator(".plot")
-            assert plots.count() == many
-            for plot in plots.all():
-                box = plot.locator(".main-svg").first.bounding_box()
+            charts = visit.page.locator(".plot .chart")
+            assert charts.count() == many
+            for chart in charts.all():
+                box = chart.locator("svg[role=img]").bounding_box()
                 assert box["width"] > 200
                 assert box["height"] > 100
-                assert plot.evaluate(marks) > 0
+                assert chart.evaluate(marks) > 0
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= 1280
+            assert visit.page.evaluate("typeof Plotly") == "undefined"
             assert visit.asked == [path.as_uri()]
             assert visit.said == []
+
+
+# x, y and z of every trace of a drawn figure, as plotly has them; it may keep typed arrays
+DATA_OF_PLOT = """place => place.data.map(({ type, x, y, z }) =>
+    ({ type, x: [...x], y: [...y], z: z ? z.map(row => [...row]) : null }))"""
+
+
+def test_a_reader_starts_an_interactive_figure_with_the_same_data(browser, report):  # noqa: F811
+    page = report.read_text(encoding="utf-8")
+    figures = json.loads(Page(page).scripts[0])["figures"]
+    with Visit(browser, report) as visit:
+        for index in (1, 8):  # curves, then a map
+            visit.make_interactive(index)
+            plotted = visit.page.locator(f"#plot-{index}").evaluate(DATA_OF_PLOT)
+            wanted = [{key: trace.get(key) for key in ("type", "x", "y", "z")} for trace in figures[index]["data"]]
+            assert plotted == wanted
+        assert visit.page.locator(".chart").count() == len(figures) - 2
+        assert visit.page.locator(".plot .main-svg").first.is_visible()
+        ink = visit.style("#plot-1 .xtick text", "fill")
+        visit.page.locator("#theme").click()
+        visit.page.wait_for_timeout(300)
+        assert visit.style("#plot-1 .xtick text", "fill") != ink
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert visit.asked == [report.as_uri()]
+        assert visit.said == []
+
+
+def test_page_without_scripts_shows_text_tables_and_figures(browser, report):  # noqa: F811
+    context = browser.new_context(java_script_enabled=False, offline=True, viewport={"width": 390, "height": 900})
+    shown = context.new_page()
+    shown.goto(report.as_uri())
+    assert shown.locator(".plot .chart svg[role=img]").count() == 11
+    assert all(chart.is_visible() for chart in shown.locator(".plot .chart").all())
+    assert not any(button.is_visible() for button in shown.locator("button").all())
+    table = shown.locator("details table").first
+    assert not table.is_visible()
+    table.locator("xpath=ancestor::details/summary").click()
+    assert table.is_visible()
+    context.close()
+
+
+def test_printed_page_shows_figures_and_tables_without_buttons(browser, report):  # noqa: F811
+    with Visit(browser, report, scheme="dark") as visit:
+        visit.page.locator("details").first.locator("summary").click()
+        visit.page.locator("details table").first.wait_for()
+        visit.page.emulate_media(media="print")
+        assert visit.page.locator("section > .scroll table").first.is_visible()
+        assert visit.page.locator(".panel details table").first.is_visible()  # it was opened
+        assert all(chart.is_visible() for chart in visit.page.locator(".chart").all())
+        assert not any(button.is_visible() for button in visit.page.locator("button").all())
+        assert visit.style("body", "backgroundColor") == "rgba(0, 0, 0, 0)"  # the paper
+        assert visit.style("body", "color") == "rgb(34, 37, 43)"  # dark ink, whatever the theme of the screen
+
+
+def test_folded_parts_are_built_when_they_are_opened(browser, tmp_path):  # noqa: F811
+    path = write_result(
+        inspection_page(sample_inspection(sections=14, repeats=40), "c"), tmp_path / "page.html", "--out"
+    )
+    with Visit(browser, path) as visit:
+        nodes = "document.querySelectorAll('*').length"
+        at_first = visit.page.evaluate(nodes)
+        assert at_first <= 8_000
+        assert visit.page.locator("details table").count() == 0
+        visit.open_all()
+        assert visit.page.evaluate(nodes) > 30_000
+        assert visit.page.locator("details table").count() > 14 * 3
+        charts = visit.page.locator("#section-0 .panel")
+        assert charts.count() > 8
+        assert all(chart.is_visible() for chart in charts.all())
+        assert visit.said == []
+
+
+# the texts of each chart that overlap another text of it, or leave its figure; turned texts are compared by distance
+TEXTS_OUT_OF_PLACE = """() => [...document.querySelectorAll(".chart")].flatMap((chart) => {
+    const panel = chart.closest(".panel").getBoundingClientRect();
+    const texts = [...chart.querySelectorAll("text, p, li")].filter((text) => text.getClientRects().length);
+    const boxes = texts.map((text) => [text.textContent, text.getBoundingClientRect(), isTurned(text)]);
+    const bad = boxes.filter(([, box]) => box.left < panel.left || box.right > panel.right + 1).map(([text]) => text);
+    boxes.forEach(([a, one, aTurned], i) => boxes.slice(i + 1).forEach(([b, other, bTurned]) => {
+        if (aTurned && bTurned) {
+            if (Math.abs(one.right - other.right) < 10) bad.push(`${a} | ${b}`);
+            return;
+        }
+        const across = Math.min(one.right, other.right) - Math.max(one.left, other.left);
+        const down = Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);
+        if (across > 1 && down > 4) bad.push(`${a} | ${b}`);  // a line box is taller than its letters
+    }));
+    return bad;
+    function isTurned(text) { return getComputedStyle(text).transform.includes("0.5"); }
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_texts_of_figures_neither_overlap_nor_leave_the_figure(browser, tmp_path, width):  # noqa: F811
+    for name, page in sample_pages().items():
+        path = write_result(page, tmp_path / f"{name}.html", "--out")
+        with Visit(browser, path, width=width) as visit:
+            visit.open_all()
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, name
+            assert visit.page.evaluate(TEXTS_OUT_OF_PLACE) == [], name
+
+
+def test_cards_of_a_phone_leave_out_missing_values(browser, tmp_path):  # noqa: F811
+    path = write_result(inspection_page(sample_inspection(), "c"), tmp_path / "page.html", "--out")
+    with Visit(browser, path, width=390) as visit:
+        visit.page.locator(".stacked").first.wait_for()
+        cells = visit.page.locator(".stacked").first.locator("tbody td")
+        shown = [cell.inner_text() for cell in cells.all() if cell.is_visible()]
+        assert cells.count() == 9
+        assert len(shown) == 3
+        assert not any("–" in text for text in shown)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -103,17 +224,21 @@ def test_page_is_never_wider_than_the_window(browser, report):  # noqa: F811
     with Visit(browser, report, width=1900) as visit:
         for width in (1280, 800, 400, 1900):
             visit.page.set_viewport_size({"width": width, "height": 900})
-            # plotly resizes each figure after a delay
-            visit.page.wait_for_function(
-                """() => [...document.querySelectorAll(".plot")].every((plot) =>
-                    Math.abs(plot.querySelector(".main-svg").getBoundingClientRect().width
-                             - plot.getBoundingClientRect().width) < 1)"""
-            )
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-            rights = visit.page.eval_on_selector_all(
-                ".main-svg", "all => all.map(e => e.getBoundingClientRect().right)"
-            )
+            rights = visit.page.eval_on_selector_all(".chart", "all => all.map(e => e.getBoundingClientRect().right)")
             assert max(rights) <= width
+
+
+def test_interactive_figures_follow_the_width_of_the_window(browser, report):  # noqa: F811
+    with Visit(browser, report, width=1280) as visit:
+        visit.make_interactive(0)
+        visit.page.set_viewport_size({"width": 400, "height": 900})
+        drawn = visit.page.locator("#plot-0 .main-svg").first
+        for _ in range(50):  # plotly resizes a figure after a delay
+            if drawn.bounding_box()["width"] < 400:
+                break
+            visit.page.wait_for_timeout(100)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_tables_fit_the_window_without_sideways_scrolling(browser, report, tmp_path):  # noqa: F811
@@ -125,7 +250,7 @@ def test_tables_fit_the_window_without_sideways_scrolling(browser, report, tmp_p
         .every(e => e.scrollWidth <= e.clientWidth)"""
     for path in (report, long):
         with Visit(browser, path, width=1900) as visit:
-            visit.page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+            visit.open_all()
             for width in (1900, 1200, 390, 800):
                 visit.page.set_viewport_size({"width": width, "height": 900})
                 visit.page.wait_for_function(none_cut)  # tables take a frame to resize, plotly longer
@@ -133,6 +258,7 @@ def test_tables_fit_the_window_without_sideways_scrolling(browser, report, tmp_p
     with Visit(browser, long, width=390) as visit:
         cell = visit.page.locator(".stacked td").nth(2)
         assert cell.get_attribute("data-name") == "value [95 %]"
+        visit.make_interactive(0)
         assert visit.page.locator(".modebar-container:visible").count() == 0  # the mode bar would cover the legend
         visit.page.locator("nav a").click()
         assert visit.page.evaluate("location.hash") == "#section-0"
@@ -143,7 +269,7 @@ def test_data_tables_open_by_keyboard(browser, report):  # noqa: F811
         details = visit.page.locator("details").first
         details.locator("summary").focus()
         visit.page.keyboard.press("Enter")
-        assert details.locator("table").is_visible()
+        details.locator("table").wait_for()  # the event that fills it comes after the key
         assert details.locator("tbody tr").count() == 6  # two arms, three measures
 
 
@@ -164,5 +290,8 @@ def test_page_shows_markup_in_tokens_and_command_as_text(browser, tmp_path):  # 
         assert visit.said == []
         assert visit.asked == [target.as_uri()]
         assert visit.page.locator("#command").inner_text() == evil
+        ticks = visit.page.locator(".maps .side").all_text_contents()
+        assert [tick[:15] for tick in ticks[:2]] == [evil[:15], image.replace(" ", "␣")[:15]]
+        visit.make_interactive(8)
         ticks = visit.page.locator(".maps .ytick text").all_text_contents()
         assert ticks[:2] == [evil, image.replace(" ", "␣")]

@@ -82,7 +82,7 @@ def test_plan_without_separate_layers_has_no_sharing_panel(gpt2_plan):
 
 
 def test_every_figure_has_a_label_and_a_data_table(page):
-    plots = [a for a in page.all("div") if a.get("role") == "img"]
+    plots = [a for a in page.all("svg") if a.get("role") == "img"]
     record = json.loads(page.scripts[0])
     assert len(plots) == len(record["figures"]) == len(page.all("details")) == 5
     assert all(len(a["aria-label"]) > 40 for a in plots)

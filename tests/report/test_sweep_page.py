@@ -133,4 +133,4 @@ def test_sweep_page_fits_the_browser_window(browser, tmp_path, width):  # noqa: 
     with Visit(browser, path, width=width) as visit:
         assert (visit.said, visit.asked[1:]) == ([], [])
         assert visit.page.evaluate("document.documentElement.scrollWidth") == width
-        assert visit.page.locator(".plot .main-svg").count() > 0
+        assert visit.page.locator(".plot .chart").count() > 0

@@ -47,17 +47,22 @@ def stacked(
             y=bars,
             x=lengths,
             marker_color=PART_COLOURS[position % len(PART_COLOURS)],
-            marker_pattern_shape=PART_PATTERNS[position % len(PART_PATTERNS)],  # readable without colours
+            marker_pattern=_pattern(position),
             customdata=[show(value) for value in lengths],
         )
-    pattern = go.bar.marker.Pattern(fillmode="overlay", size=6, solidity=0.18)
     hover = "%{y}: %{customdata}<extra>%{fullData.name}</extra>"
-    figure.update_traces(orientation="h", marker_pattern=pattern, marker_line_width=0, hovertemplate=hover)
+    figure.update_traces(orientation="h", marker_line_width=0, hovertemplate=hover)
     height = 140 + 44 * max(len(values), 1)
     finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal", height=height)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
     return Panel(figure, why, _table_of_parts(values, parts, show, total))
+
+
+def _pattern(position: int) -> go.bar.marker.Pattern:
+    """Return the hatching of a part, which is readable without colours."""
+    shape = PART_PATTERNS[position % len(PART_PATTERNS)]
+    return go.bar.marker.Pattern(shape=shape, fillmode="overlay", size=6, solidity=0.18)
 
 
 def _table_of_parts(

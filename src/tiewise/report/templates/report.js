@@ -1,12 +1,5 @@
-// Draws every figure, and draws it again in the other theme when the theme changes.
-const { figures, themes } = JSON.parse(document.getElementById("figures").textContent);
-// a finger that scrolls must not zoom a figure by accident
-const dragmode = window.matchMedia("(pointer: coarse)").matches ? false : "zoom";
-// nor cover a figure with buttons where there is no pointer to wake them, or no room beside the legend
-const bare = window.matchMedia("(pointer: coarse), (max-width: 600px)").matches;
-const config = {
-  responsive: true, displayModeBar: bare ? false : "hover", displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
-};
+// The page is readable as it is. This script fits tables, fills folded parts, and starts plotly for a figure on request.
+["theme", "copy"].forEach((id) => { document.getElementById(id).hidden = false; });
 document.getElementById("copy").addEventListener("click", async (event) => {
   const button = event.currentTarget;
   const command = document.getElementById("command");
@@ -21,23 +14,91 @@ document.getElementById("copy").addEventListener("click", async (event) => {
 });
 
 // a table that is wider than its place shows each row as a block of named values, so nothing scrolls sideways
-const fits = new ResizeObserver((seen) => requestAnimationFrame(() => seen.forEach(({ target }) => {
-  const table = target.firstElementChild;
-  table.classList.remove("stacked");
-  table.classList.toggle("stacked", target.scrollWidth > target.clientWidth + 1);
-})));
-document.querySelectorAll(".scroll").forEach((place) => {
-  const [head, ...rows] = place.firstElementChild.rows;
+const fits = new ResizeObserver((seen) => requestAnimationFrame(() => {
+  const tables = seen.map(({ target }) => target.firstElementChild);
+  tables.forEach((table) => table.classList.remove("stacked"));
+  const wide = tables.filter((table) => table.parentElement.scrollWidth > table.parentElement.clientWidth + 1);
+  wide.forEach(stack);
+}));
+
+/** Show the rows of a table as blocks; name each value by its column, and mark the values that are missing. */
+function stack(table) {
+  const [head, ...rows] = table.rows;
   const names = [...head.cells].map((cell) => cell.textContent);
-  rows.forEach((row) => [...row.cells].forEach((cell, i) => { cell.dataset.name = names[i]; }));
-  fits.observe(place);
-});
+  if (!table.dataset.named) rows.forEach((row) => [...row.cells].forEach((cell, i) => {
+    cell.dataset.name = names[i];
+    cell.classList.toggle("none", i > 0 && ["–", ""].includes(cell.textContent));
+  }));
+  table.dataset.named = "yes";
+  table.classList.add("stacked");
+}
 
-// a figure that was drawn while folded away has had no width
+/** Prepare the tables and buttons of a part of the page. */
+function prepare(part) {
+  part.querySelectorAll(".scroll").forEach((place) => fits.observe(place));
+  if ("DecompressionStream" in window) part.querySelectorAll(".start").forEach((button) => {
+    button.hidden = false;
+    button.addEventListener("click", () => makeInteractive(button));
+  });
+}
+
+// a folded part is a text in <noscript> until it is opened
 document.querySelectorAll("details").forEach((place) => place.addEventListener("toggle", () => {
-  if (place.open) place.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot));
+  const text = place.querySelector(":scope > noscript");
+  if (!text) return;
+  const part = document.createElement("div");
+  part.innerHTML = text.textContent;
+  text.replaceWith(part);
+  prepare(part);
 }));
 
-startTheme((theme) => figures.forEach(({ data, layout }, i) => {
-  Plotly.react(`plot-${i}`, data, { ...layout, dragmode, template: themes[theme] }, config);
-}));
+let theme = "light", plotly, record;
+const drawn = new Map(); // index of a figure → its element
+
+/** Run plotly, which is compressed in the page until now; return when it has run. */
+async function startPlotly() {
+  const packed = atob(document.getElementById("plotly").textContent);
+  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const code = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(code).text();
+  document.head.append(script);
+  record = JSON.parse(document.getElementById("figures").textContent);
+}
+
+/** Replace a static chart by plotly's figure with the same data. */
+async function makeInteractive(button) {
+  const index = Number(button.dataset.figure), place = document.getElementById(`plot-${index}`);
+  button.disabled = true;
+  button.firstChild.textContent = "Starting";
+  plotly ??= startPlotly();
+  await plotly;
+  place.textContent = "";
+  place.style.height = `${record.figures[index].layout.height}px`;
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", button.closest("figure").querySelector("h3").textContent);
+  place.tabIndex = -1;
+  drawn.set(index, place);
+  await draw(index);
+  if (document.activeElement === button || document.activeElement === document.body) place.focus({ preventScroll: true });
+  button.remove();
+}
+
+/** Draw an interactive figure in the theme of the page. */
+function draw(index) {
+  const { data, layout } = record.figures[index];
+  // a finger that scrolls must not zoom a figure by accident, nor buttons cover it where there is no room beside the legend
+  const touched = window.matchMedia("(pointer: coarse)").matches;
+  const bare = touched || window.matchMedia("(max-width: 600px)").matches;
+  const config = {
+    responsive: true, displayModeBar: bare ? false : "hover", displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
+  };
+  const dragmode = touched ? false : "zoom";
+  return Plotly.react(drawn.get(index), data, { ...layout, dragmode, template: record.themes[theme] }, config);
+}
+
+prepare(document);
+startTheme((chosen) => {
+  theme = chosen;
+  drawn.forEach((_, index) => draw(index));
+});
