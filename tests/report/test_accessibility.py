@@ -1,0 +1,56 @@
+"""Test every kind of page with axe-core: no violation in either theme, on a desktop and on a phone."""
+
+import pytest
+from tests.report.opened_page import Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
+from tests.report.page_samples import sample_pages
+
+from tiewise.core.files import write_result
+from tiewise.report.explorer.page import explore
+
+axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is in [dev]")
+REPORTS = ("compare", "albert", "plan", "sweep", "inspect")
+TABS = "[role=tab]"
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Return {name: path} of a page of every command."""
+    folder = tmp_path_factory.mktemp("pages")
+    written = {name: write_result(page, folder / f"{name}.html", "--out") for name, page in sample_pages().items()}
+    return written | {"explore": explore().write(folder / "explore.html")}
+
+
+def violations(page):
+    """Return the violations that axe-core finds, each as its rule and the first element."""
+    found = axe_playwright.Axe().run(page).response["violations"]
+    return [(one["id"], len(one["nodes"]), one["nodes"][0]["html"][:300]) for one in found]
+
+
+def test_axe_finds_a_button_inside_an_image(browser, tmp_path):  # noqa: F811
+    """The check is able to fail."""
+    bad = '<!doctype html><html lang="en"><title>t</title><main><h1>t</h1><div role="img" aria-label="a"><a href="#b">b'
+    path = write_result(bad, tmp_path / "bad.html", "--out")
+    with Visit(browser, path, ready="main") as visit:
+        assert [rule for rule, _, _ in violations(visit.page)] == ["nested-interactive"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", REPORTS)
+def test_report_has_no_violation(browser, paths, name, scheme, width):  # noqa: F811
+    with Visit(browser, paths[name], width=width, scheme=scheme) as visit:
+        assert violations(visit.page) == []
+        visit.open_all()
+        visit.make_interactive(0)
+        assert violations(visit.page) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_step_of_the_explorer_has_no_violation(browser, paths, scheme, width):  # noqa: F811
+    with Visit(browser, paths["explore"], width=width, scheme=scheme, ready="[role=tabpanel]") as visit:
+        for tab in visit.page.locator(TABS).all():
+            tab.click()
+            assert violations(visit.page) == []
