@@ -1,6 +1,6 @@
 """Runner of all benchmarks except the loss (`benchmarks.loss`), for `make bench`.
 
-python -m benchmarks.run [startup|check|alignment|step|recurrent|sharing|decoding|wire|main_job|launchers …]
+python -m benchmarks.run [startup|check|alignment|step|recurrent|sharing|decoding|wire|main_job|launchers|pages …]
 
 It prints each table and writes it to `benchmarks/results/`. `subspace` needs a corpus of words, so it runs only as
 `subspace=CORPUS`.
@@ -16,7 +16,19 @@ from benchmarks.measure import run_in_fresh_process
 from tiewise.training.compare import environment
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing", "decoding", "wire", "main_job", "launchers")
+NAMES = (
+    "startup",
+    "check",
+    "alignment",
+    "step",
+    "recurrent",
+    "sharing",
+    "decoding",
+    "wire",
+    "main_job",
+    "launchers",
+    "pages",
+)
 
 
 def main() -> None:
