@@ -204,4 +204,4 @@ def test_name_that_is_no_repository_is_refused_before_training(tiewise, text, tr
 
 def test_element_does_not_upload(tiewise, text):
     result = tiewise("compare", "-t", text, *TINY, "--element=0", "--push-to-hub=me/model", "--out=run")
-    assert_refused(result, "--push-to-hub with --element 0; add it to tiewise compare --out run --resume")
+    assert_refused(result, "--element 0 trains no whole comparison to upload; after all elements, " + LATER)

@@ -72,17 +72,17 @@ def test_tracker_names_are_separated_by_commas_and_none_means_no_tracker(texts, 
 
 @pytest.mark.parametrize(("name", "command"), [("azure_ml", "azureml-core"), ("dagshub", "dagshub mlflow")])
 def test_tracker_that_is_not_installed_is_refused_with_pip_command(name, command):
-    with pytest.raises(RunError, match=f"report_to names {name}, which is not installed; pip install {command}$"):
+    with pytest.raises(RunError, match=f"the tracker {name} is not installed; pip install {command}$"):
         require_packages([name])
 
 
 def test_compare_refuses_unknown_and_missing_trackers_before_it_writes(tiewise, text, tree, monkeypatch):
     before = tree()
     near = assert_refused(tiewise("compare", "-t", text, *TINY, "--report-to=tensorbord"))
-    assert "report_to names 'tensorbord'; did you mean tensorboard?" in near
+    assert "no tracker 'tensorbord'; did you mean tensorboard?" in near
     monkeypatch.setattr("tiewise.training.tracker_names.find_spec", lambda module: None)
     missing = assert_refused(tiewise("compare", "-t", text, *TINY, "--report-to=wandb"))
-    assert missing == "tiewise: report_to names wandb, which is not installed; pip install wandb\n"
+    assert missing == "tiewise: the tracker wandb is not installed; pip install wandb\n"
     assert tree() == before
 
 

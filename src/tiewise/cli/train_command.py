@@ -191,7 +191,8 @@ def refuse_with_element(element: int, out: Path, launcher: str, parameters: dict
     """Refuse options that contradict `--element`. Raises RunError."""
     resume = parameters["resume"]
     if parameters["push_to_hub"] is not None:
-        raise RunError(f"--push-to-hub with --element {element}", f"add it to tiewise compare --out {out} --resume")
+        later = f"tiewise compare --out {out} --resume --push-to-hub {parameters['push_to_hub']}"
+        raise RunError(f"--element {element} trains no whole comparison to upload", f"after all elements, {later}")
     if element == 0:
         if launcher != "local":
             raise RunError(f"--element 0 with --launcher {launcher}", "leave --launcher out")

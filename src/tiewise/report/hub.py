@@ -56,7 +56,8 @@ def require_repo_id(repo_id: str | None) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError:
-        raise RunError(f"push_to_hub names {repo_id!r}", "write USER/NAME, of letters, digits, -, _ and .") from None
+        remedy = "write USER/NAME with letters, digits, -, _ and ."
+        raise RunError(f"{repo_id!r} cannot be a repository of the Hub", remedy) from None
 
 
 def missing_for_push() -> tuple[str, str] | None:

@@ -57,7 +57,7 @@ def read_tracker_names(texts: Iterable[str]) -> tuple[str, ...]:
     chosen = dict.fromkeys(name for name in names if name not in ("", NONE))
     for name in chosen:
         if name != ALL and name not in PACKAGES and name not in integrations.INTEGRATION_TO_CALLBACK:
-            raise RunError(f"report_to names {name!r}", suggest_choices(name, [*PACKAGES, ALL, NONE]))
+            raise RunError(f"no tracker {name!r}", suggest_choices(name, [*PACKAGES, ALL, NONE]))
     return tuple(chosen)
 
 
@@ -69,4 +69,4 @@ def require_packages(names: Iterable[str]) -> None:
     for name in names:
         package = PACKAGES.get(name)
         if package is not None and find_spec(package.module) is None:
-            raise RunError(f"report_to names {name}, which is not installed", f"pip install {package.pip}")
+            raise RunError(f"the tracker {name} is not installed", f"pip install {package.pip}")
