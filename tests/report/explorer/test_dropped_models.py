@@ -90,7 +90,7 @@ def assert_commands_repeat_numbers(page, path, within=1e-9):
         ((values, ids),) = outputs[title][0]
         assert_near(values, [[one["value"] for one in row] for row in result["near"][end]])
         assert ids == [[one["id"] for one in row] for row in result["near"][end]]
-    ((values, ids),) = outputs["Highest scores behind each word"][0]
+    ((values, ids),) = outputs["Highest scores after each word"][0]
     assert_near(values, [[one["value"] for one in row] for row in result["after"]])
     if len(result["ids"]) > 2:
         assert_near(outputs["Direct path of all words"][0], result["plain"])

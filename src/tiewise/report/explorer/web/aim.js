@@ -69,13 +69,12 @@ function aimAt() {
     panel("What it costs, in nats per word", picture(aimCosts), prose(`*Entropy*: what is left to guess when the
       chances are known. The mirror: the target's *irreversibility*, which every tied path pays, however wide. Squares:
       a word's logit after itself is a sum of squares, so it cannot be low.`)),
-    panel("Why: once round the three words", picture(aimRounds), `Multiply the chances of going once round:
+    panel("Why: a round trip through three words", picture(aimRounds), `Multiply the chances of a round trip:
       there (New, York, City, New) and back (New, City, York, New). If the two products are equal, the mirror
       costs nothing. Symmetric logits make them equal, whatever the numbers.`, picture(aimTables))),
   paragraph(prose(`That is the whole story. One table at both ends makes the direct path's logits a mirror. It cannot
-    say which way round two words stand, and pays the text's irreversibility. A table of its own at the last end says
-    it, and so can the first MLP. Where your text and model stand: |tiewise inspect MODEL --text FILE --only
-    bigrams|.`))];
+    express the order of two words, and pays the text's irreversibility. A second table at the output expresses it, and
+    so can the first MLP. To measure your text and model, run |tiewise inspect MODEL --text FILE --only bigrams|.`))];
 }
 
 const aimPaths = ({ p, byTied, byUntied }) =>

@@ -69,7 +69,7 @@ function nearestPanels(opened, { ids, near, after }) {
     list(first, "cosine", "", near.input, angle, nearestCode("E", asked, NEAREST)),
     near.output && list("Nearest rows at the output", "cosine", "", near.output, angle,
       nearestCode("U", asked, NEAREST)),
-    after.length > 0 && list("Highest scores behind each word", "score", "behind ", after,
+    after.length > 0 && list("Highest scores after each word", "score", "after ", after,
       "Of the stored rows.", [...storedCode(asked), highestCode(NEAREST)]),
   ].filter(Boolean);
 }

@@ -100,7 +100,7 @@ function drawBudget(place) {
     el("div", { class: "panels maps" },
       panel("Sizes", el("div", {},
         pick("Like this model", presetNames(), name, (like) => { keep({ like, sizes: null, k: null }); offer(); }),
-        sliders), "Dragging takes steps; a number that you type stands as it is."),
+        sliders), "Sliders move in steps; a number that you type is used as it is."),
       panel("What each choice holds", el("div", {},
         el("div", { class: "asked" }, el("span", {}, "Layers share "),
           choice("Layers share", SHARE_NAMES, kinds.at(-1), (share) => keep({ share }))),

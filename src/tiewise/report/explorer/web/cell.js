@@ -68,8 +68,8 @@ export function drawCell(place) {
   const { V, E, H, ends } = now();
   place.append(
     el("h2", {}, "A recurrent cell whose widths differ"),
-    paragraph("A table of rows E wide is looked up and, tied, multiplied by the state, which is H wide. Where E and H "
-      + "differ a projection stands on either side."),
+    paragraph("The lookup reads rows of width E. A tied head multiplies them by the state of width H. If E and H "
+      + "differ, the cell needs a projection on each side."),
     guess("stuck", "Must a tied recurrent model have E = H?",
       { yes: "yes: one matrix, one shape", no: "no: a small matrix makes up for it" }, "no",
       "P_in [H, E] takes the row to the state and P_out [E, H] takes the state back. Pretrained vectors of 50 or 300 "

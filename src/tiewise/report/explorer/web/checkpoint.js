@@ -236,7 +236,7 @@ function drawWords(opened, job) {
     announce("Scores are drawn.");
   };
   score();
-  return [el("section", {}, el("h2", {}, "What its two tables say of words"),
+  return [el("section", {}, el("h2", {}, "Scores of words in its two tables"),
     ends.why && el("p", { class: "note" }, `Scores need both tables: ${ends.why}.`),
     el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); score(); } },
       el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn)];

@@ -109,8 +109,8 @@ export function drawSpectrum(place) {
         slider("Noise in every entry", noise, (to) => change({ noise: to }), { least: 0, most: 2, step: 0.05 }),
         slider("Rank k that is kept", k, (to) => change({ k: to }), { least: 1, most: GRAIN_WIDTH }),
         button("Another table", () => change({ seed: now().seed + 1 })), steps),
-      "Bars: singular values, largest first; those kept in the factored table's colour. Without noise all behind the "
-        + "true ones are 0."),
+      "Bars: singular values, largest first; green ones are kept. Without noise, all others are "
+        + "0."),
       panel("The same, as pictures", pictures, `A column per token (${GRAIN_TOKENS}), a row per dimension `
         + `(${GRAIN_WIDTH}); colours are numbers below and above 0, on one scale.`)));
   follow(answer, show);

@@ -147,7 +147,7 @@ function breakMirror() {
   const path = (title, logits, caption) =>
     panel(title, live(() => mirror(`Logits, ${title.toLowerCase()}`, logits())), prose(caption));
   return predict("out", [
-    `The mirror breaks if the two ends differ. Either the last table is one of its own, W_U: such a model is *untied*.
+    `The mirror breaks if the two ends differ. Either the head has a second table, W_U: such a model is *untied*.
     Or there is one table, and something in between turns the numbers. The first MLP, MLP_0, can do that; a matrix M,
     two by two, stands for it here. What came in as x goes on as x·M. (A norm before the last table bends the
     mirror a little, too.)`],
@@ -158,7 +158,7 @@ function breakMirror() {
   () => [panels(
     workbench("The table", "W_E", "W_E, as in the step before."),
     workbench("A second table", "W_U", "W_U, for the last end; again one row per word."),
-    workbench("A matrix in between", "M", "M, in place of the first MLP.",
+    workbench("A matrix in between", "M", "M, instead of the first MLP.",
       { Nothing: [[1, 0], [0, 1]], Stretch: [[2, 0.5], [0.5, 0.5]], Turn: [[0, 1], [-1, 0]] }),
     path("One table", tiedLogits, "W_E W_Eᵀ, as before."),
     path("Two tables", () => product(storyMatrix("W_E"), transposed(storyMatrix("W_U"))),

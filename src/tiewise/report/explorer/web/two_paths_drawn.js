@@ -54,8 +54,8 @@ export function rowTables({ rows, inputs, alpha }, { lookup, head, whole }) {
     : "Every word is read here.";
   return panel("What each path asks of each row", el("div", { class: "equation" },
     grid(`lookup path, ${a}`, scaled, "lookup"), "+", grid("head path, B", head, "head"), "=",
-    grid(`the sum, ${a} + B`, whole)), `${zero} Of the head path no row is: each word has some probability at each `
-    + "position. The optimizer sees the sum.");
+    grid(`the sum, ${a} + B`, whole)), `${zero} The head path is zero for no row: each word has some probability at `
+    + "each position. The optimizer receives the sum.");
 }
 
 /** Draw ∂L/∂w of one row: the formula, and its terms one by one. */
