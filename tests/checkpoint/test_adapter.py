@@ -353,8 +353,8 @@ def test_lora_config_names_modules_as_the_class_does(tmp_path):
 @pytest.mark.parametrize(
     ("base", "tokens", "words"),
     [
-        ({}, [3, V], f"none is token {V}'s; tiewise vocab resize --vocab {V + 1} gives it one"),
-        ({}, [-1, 3], "none is token -1's; ids begin at 0"),
+        ({}, [3, V], f"token {V} has no row; there are .* rows; tiewise vocab resize --vocab {V + 1} gives it one"),
+        ({}, [-1, 3], "token -1 has no row; there are .* rows; ids begin at 0"),
         ({"tensors": {"model.embed_tokens.weight": None}}, [], "no input table was found; tiewise check says"),
     ],
 )

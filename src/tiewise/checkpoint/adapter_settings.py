@@ -53,7 +53,7 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
     if not base.modules:
         raise CheckpointError(f"{base.where}: no input table was found", remedy)
     if base.tied is None:
-        raise CheckpointError(f"{base.where}: whether its two ends are one table is not known", remedy)
+        raise CheckpointError(f"{base.where}: it is unknown if this base is tied", remedy)
     _require_rows(base, ids)
     config: dict[str, Any] = {"target_modules": "all-linear"}  # PEFT leaves the head out of it
     if tables:
@@ -97,4 +97,4 @@ def _require_rows(base: _BaseEnds, ids: Sequence[int]) -> None:
         remedy = f"tiewise vocab resize --vocab {token + 1} gives it one"
         if token < 0:
             remedy = "ids begin at 0"
-        raise CheckpointError(f"{base.where}: of {base.rows:,} rows none is token {token}'s", remedy)
+        raise CheckpointError(f"{base.where}: token {token} has no row; there are {base.rows:,} rows", remedy)

@@ -109,7 +109,7 @@ def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, An
     """
     record = read_json(os.fspath(path_inside(folder, name)), most=most)
     if not isinstance(record, dict):
-        raise CheckpointError(f"{folder / name}: no JSON object", "take it from its source again")
+        raise CheckpointError(f"{folder / name}: not a JSON object", "take it from its source again")
     return record
 
 

@@ -123,10 +123,10 @@ def require_readable_tables(facts: Facts, verb: str) -> tuple[Stored, ...]:
 
 def _without_input(facts: Facts, verb: str) -> CheckpointError:
     """Return the error on a checkpoint without an input table."""
-    remedy = "tiewise check says what is there, and what the names should be"
+    remedy = "tiewise check lists the tensors and the names that the class expects"
     if facts.roles.output is not None and facts.claims.tied is True:
         remedy = "tiewise repair stores the one table under the input's name"
-    problem = f"no input table was found, so there is nothing to {verb}"
+    problem = f"no input table is stored, so {verb} has nothing to change"
     if not facts.family.has_facts:
         problem = f"{facts.family.unknown_message}, and {problem}"
     return CheckpointError(f"{facts.path}: {problem}", remedy)
@@ -144,8 +144,8 @@ def require_head(facts: Facts, verb: str) -> str:
             return name
         if facts.claims.tied or not facts.family.has_facts:  # it has a head, or may have one
             raise CheckpointError(f"{facts.path}: {_unnamed_head(facts, verb)}", _use_live_model(verb))
-    remedy = "a model without a token head has one end only; give one with a head"
-    raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", remedy)
+    remedy = "give a model with a token head"
+    raise CheckpointError(f"{facts.path}: no output head is stored, so {verb} has nothing to change", remedy)
 
 
 def _unnamed_head(facts: Facts, verb: str) -> str:
@@ -207,7 +207,7 @@ def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
     for other in copies:
         if not facts.are_equal(table, other):
             problem = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
-            raise CheckpointError(problem, "tiewise check says more; the two must be made one first")
+            raise CheckpointError(problem, "find out which one was trained, and store only that one")
     return copies
 
 
@@ -230,11 +230,11 @@ def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:
         return
     if output is None:
         if facts.claims.tied is False:
-            remedy = "tiewise repair it first"
-            raise CheckpointError(f"{facts.path}: the config claims a head of its own, and none is stored", remedy)
+            remedy = "run tiewise repair first"
+            raise CheckpointError(f"{facts.path}: the config says untied, and no head is stored", remedy)
     elif facts.claims.tied and not force:
-        remedy = "decide first: tiewise untie keeps both, tiewise tie --keep one of them; --force takes them as two"
-        raise CheckpointError(f"{facts.path}: the config claims one table, and two different ones are stored", remedy)
+        remedy = "tiewise untie keeps both, tiewise tie --keep keeps one; --force treats them as untied"
+        raise CheckpointError(f"{facts.path}: the config says tied, and two different tables are stored", remedy)
 
 
 def require_loadable_options(facts: Facts) -> None:

@@ -70,7 +70,7 @@ def _with_sticky_bit(values: NDArray[Any], lost: NDArray[Any] | float) -> NDArra
 
 MOST_HEADER = 100_000_000  # bytes; the limit of the format
 MOST_AXES = 64
-_AGAIN = "the file is damaged or was cut short: download or write it again"
+_AGAIN = "download or write it again: the file is damaged or was cut short"
 
 
 @dataclass(frozen=True)

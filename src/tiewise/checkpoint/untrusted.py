@@ -196,7 +196,7 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     except CheckpointError:
         raise  # a CheckpointError is a ValueError too
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        remedy = "the file is damaged or is no JSON: take it from its source again"
+        remedy = "take the file from its source again: it is damaged or is not JSON"
         raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", remedy) from None
 
 

@@ -88,7 +88,7 @@ def test_slim_drops_copies_equal_to_base(tmp_path):
     left = {name.rpartition(".")[2] for name in load_file(tmp_path / "b/adapter_model.safetensors")}
     assert left == {"lora_embedding_A", "lora_embedding_B"}
     same = write_adapter(tmp_path / "c", {f"{E}.weight": wide, f"{H}.weight": wide}, **SAVED)
-    with pytest.raises(CheckpointError, match="nothing but the tables of the base"):
+    with pytest.raises(CheckpointError, match="it only repeats the tables of the base"):
         slim(same, tmp_path / "d", base=base)
 
 
@@ -114,10 +114,15 @@ NO_SLIM = [
     (low_rank(DOWN, D, 2 * D), {}, {}, "no copy of a table"),
     (BOTH, SAVED | {"peft_type": "IA3"}, {}, "not LORA"),
     ({f"{E}.weight": table(seed=9)}, SAVED, {"tied": False}, "24 of 24 rows"),
-    ({f"{E}.weight": table(V + 2)}, SAVED, {"tied": False}, "is no copy of"),
+    ({f"{E}.weight": table(V + 2)}, SAVED, {"tied": False}, "is not a copy of"),
     ({f"{E}.weight": with_changed_rows([1]), f"x.{E}.weight": table()}, SAVED, {"tied": False}, "more than a table"),
     (BOTH, SAVED, BIASED, "the head has a bias"),
-    ({f"{E}.base_layer.weight": with_changed_rows([1])} | low_rank(E, V, D, lookup=True), {}, {}, "1 rows of its own"),
+    (
+        {f"{E}.base_layer.weight": with_changed_rows([1])} | low_rank(E, V, D, lookup=True),
+        {},
+        {},
+        "has 1 changed rows and a low-rank update",
+    ),
 ]
 
 
@@ -136,7 +141,7 @@ def test_verbs_distinguish_adapters_from_checkpoints(tmp_path):
         (lambda: tie(path, tmp_path / "b"), "tiewise adapter merge"),
         (lambda: slim(base, tmp_path / "b", base=base), "slim is for adapters"),
         (lambda: slim(path, tmp_path / "b", base=path), "no input table"),
-        (lambda: merge(path, tmp_path / "b", adapter=path), "an adapter has no two ends"),
+        (lambda: merge(path, tmp_path / "b", adapter=path), "this is an adapter, without tables to rewrite"),
         (lambda: merge(base, tmp_path / "b", adapter=base), r"adapter_config\.json"),
     ):
         with pytest.raises(CheckpointError, match=words):
@@ -195,7 +200,7 @@ NO_MERGE = [
     (LORA, {"peft_type": "LOHA"}, {}, "not LORA"),
     (LORA, {"target_parameters": ["experts"]}, {}, "trained with target_parameters"),
     (LORA, {"init_lora_weights": "pissa_niter_4"}, {}, "began with pissa"),
-    (LORA, TALL, {}, "may take long"),
+    (LORA, TALL, {}, "could take very long"),
     (LORA, {"lora_alpha": "x"}, {}, "no lora_alpha"),
     (LORA, {"lora_alpha": 10**400}, {}, "no lora_alpha"),
     (LORA, {"use_dora": True}, {}, "use_dora"),

@@ -205,9 +205,14 @@ def test_rewrite_refuses_unsuitable_destinations(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(path)
     for to in (path, path / "inside", tmp_path, tmp_path / "link", tmp_path / "link" / "inside"):
-        with pytest.raises(CheckpointError, match="lie one in the other"):
+        with pytest.raises(CheckpointError, match="contain one another"):
             untie(path, to)
-    says = {"full": "not empty", "file": "a file lies there", "file/x": "is no folder", "none/x": "is no folder"}
+    says = {
+        "full": "not empty",
+        "file": "a file has this path",
+        "file/x": "is not a folder",
+        "none/x": "is not a folder",
+    }
     for to, what in says.items():
         with pytest.raises(CheckpointError, match=what):
             untie(path, tmp_path / to)

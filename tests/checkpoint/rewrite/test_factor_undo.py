@@ -168,7 +168,7 @@ def test_undo_of_untrained_corrections_keeps_one_table(tmp_path):
         assert torch.equal(tensors(path / "b")["model.embed_tokens.weight"], old)
 
 
-@pytest.mark.parametrize(("option", "words"), [("softcap=2", "no matrix"), ("bias", "no bias")])
+@pytest.mark.parametrize(("option", "words"), [("softcap=2", "cannot express a soft-cap"), ("bias", "no bias")])
 def test_undo_refuses_softcap_and_bias_without_force(option, words, tmp_path):
     model = save_with_boundary(tmp_path / "a", f"factored:5+{option}")
     with pytest.raises(CheckpointError, match=words):

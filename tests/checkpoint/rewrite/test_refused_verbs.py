@@ -91,7 +91,7 @@ def model(**parts):
 SIZE = {"size": 3}
 FALLBACK = {byte: number for number, byte in enumerate([*BYTES, "a", "<0x41>a"])}
 NO_TRIM = [
-    (SIZE, lambda path: llama(path, **model()) / "model.safetensors", "no folder with config"),
+    (SIZE, lambda path: llama(path, **model()) / "model.safetensors", "config.json or tokenizer.json is missing"),
     ({}, model(), "the tokens to keep are missing; give text, keep or size"),
     ({"size": 4}, model(), "size is 4, of 4 rows; choose 3, which must stay, up to 3"),
     ({"size": 2}, model(), "choose 3, which must stay"),
@@ -101,8 +101,8 @@ NO_TRIM = [
     ({"text": "."}, model(), "no file of text"),
     ({"text": "latin.txt"}, model(), "not UTF-8 text"),
     ({"keep": "missing"}, model(), "no such file"),
-    ({"keep": "wrong.txt"}, model(), "'zebra' is no token of this tokenizer; write a token on each line"),
-    ({"keep": "ids.txt"}, model(), "'77' is no token of this tokenizer"),
+    ({"keep": "wrong.txt"}, model(), "'zebra' is not a token of this tokenizer; write a token on each line"),
+    ({"keep": "ids.txt"}, model(), "'77' is not a token of this tokenizer"),
     ({"keep": "empty.txt"}, model(), "empty.txt: empty; write a token"),
     ({"keep": "latin.txt"}, model(), "not UTF-8 text"),
     (SIZE, ROWS, "no tokenizer.json in it; save it with AutoTokenizer"),
@@ -123,7 +123,7 @@ NO_TRIM = [
     (SIZE, model(vocab={"a": 0, "b": 0, "ab": 2}), "the library gives its tokens other ids"),
     (SIZE, model(vocab={"a": 0, "b": 1, "ab": 9}), "names token 9, and its tables have 4 rows; tiewise vocab resize"),
     (SIZE, model() | {"config": {"eos_token_id": 4}}, "names token 4, and its tables have 4 rows"),
-    (SIZE, model() | {"files": {"generation_config.json": [1]}}, "generation_config.json: no JSON object"),
+    (SIZE, model() | {"files": {"generation_config.json": [1]}}, "generation_config.json: not a JSON object"),
     (SIZE, model() | {"files": {"vocab.json": {"a": 1}}}, "vocab.json: it gives 'a' another id than tokenizer.json"),
     (SIZE, model() | {"tied": False, "head": table(5)}, "5 rows, not 4"),
     (SIZE, model() | {"tensors": {"model.embed_tokens.weight": np.ones((4, 8), np.int8)}}, "is quantised"),
@@ -139,7 +139,7 @@ REFUSED = [
     (repair, {}, "reports no fault"),
     *((verb, {"config": {"architectures": ["LlamaModel"]}}, "no output head") for verb in ASIDE),
     *((verb, of({"a.weight": table(3, 3)}), "no input table") for verb in ASIDE),
-    *((verb, gguf, "GGUF file is not rewritten") for verb in ASIDE),
+    *((verb, gguf, "GGUF files cannot be rewritten") for verb in ASIDE),
     *((verb, how, says) for verb in (*ASIDE, TO_ROWS) for says, how in QUANTISED),
     (
         tie,
@@ -169,13 +169,13 @@ REFUSED = [
     (TO_RANK, {"config": {"model_type": "tiewise", "tiewise_boundary": "factored:4"}}, "factor --undo"),
     (TO_RANK, WIDE | {"config": {"auto_map": {"AutoModel": "x.Y"}}}, "custom code"),
     (TO_RANK, WIDE | {"config": {"architectures": None}}, "model's class"),
-    (TO_RANK, WIDE | {"config": {"tie_word_embeddings": False}}, "none is stored"),
-    (TO_RANK, WIDE | {"head": table(40, 12, seed=9)}, "claims one table"),
+    (TO_RANK, WIDE | {"config": {"tie_word_embeddings": False}}, "no head is stored"),
+    (TO_RANK, WIDE | {"head": table(40, 12, seed=9)}, "the config says tied, and two different tables"),
     *(
         (partial(resize, **options), SHORT, says)
         for options, says in (
             ({"vocab": 24}, "has 24 rows already"),
-            ({"vocab": 20}, "20 tokens are fewer than its 24 rows"),
+            ({"vocab": 20}, "20 rows are fewer than the present 24"),
             ({"vocab": 19, "shrink": True}, "name token 19"),
             ({"tokenizer": "words/shorter", "shrink": True}, "name token 19"),
             ({"tokenizer": "words/shorter"}, "has 24 rows already"),

@@ -302,9 +302,7 @@ def test_untie_refuses_flag_that_also_ties_layers_without_force(tmp_path, name):
     a, b, c = (tmp_path / folder for folder in "abc")
     save_zamba(a, name)
     block = ZAMBAS[name]
-    reason = (
-        rf"also ties model.layers.#.{block} of several layers, stored here as model.layers.1.{block}; with a false"
-    )
+    reason = rf"also ties model.layers.#.{block} of several layers, stored here as model.layers.1.{block}; with a false"
     with pytest.raises(CheckpointError, match=reason):
         untie(a, b)
     receipt = untie(a, b, force=True)

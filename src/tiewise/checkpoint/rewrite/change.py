@@ -112,7 +112,7 @@ def refuse(problem: str, remedy: str, force: bool) -> tuple[str, ...]:
     With `force`, return the problem as a note instead.
     """
     if not force:
-        raise CheckpointError(problem, f"{remedy}; --force does it all the same")
+        raise CheckpointError(problem, f"{remedy}; --force does it anyway")
     return (f"forced: {problem}",)
 
 
@@ -122,7 +122,7 @@ def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
     The logits of the stored rows are then not the model's. With `force`, return the problem as a note instead.
     """
     for where, how in normalised_heads(facts):
-        problem = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
+        problem = f"{facts.path}: {short(where)}: {how}, so {verb} would change its logits"
         return refuse(problem, "write rows of length 1 and a class without the division first", force)
     return ()
 

@@ -218,7 +218,7 @@ def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
     """
     if Path(source).suffix == ".gguf":
         remedy = "rewrite the Hugging Face folder from which it was made, and convert that"
-        raise CheckpointError(f"{source}: a GGUF file is not rewritten", remedy)
+        raise CheckpointError(f"{source}: GGUF files cannot be rewritten", remedy)
     folder = open_with_tensors(source)
     has_tensors = bool(folder.tensors or folder.faults)
     if (WEIGHTS in folder.headers) is of_adapter and has_tensors:
@@ -226,9 +226,9 @@ def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
     if of_adapter:
         raise CheckpointError(f"{source}: {verb} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}")
     if folder.has(ADAPTER_CONFIG):
-        problem = f"{source}: an adapter has no two ends to rewrite"
+        problem = f"{source}: this is an adapter, without tables to rewrite"
         raise CheckpointError(problem, "merge it into its base first: tiewise adapter merge")
-    problem = f"{source}: a folder without safetensors has no two ends to rewrite"
+    problem = f"{source}: the folder has no safetensors file to rewrite"
     raise CheckpointError(problem, "give a folder with model.safetensors")
 
 
@@ -268,7 +268,9 @@ def _file_states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
         try:
             state = os.stat(path_inside(folder.path, name))
         except FileNotFoundError:
-            raise CheckpointError(f"{folder.path / name}: it is gone", "run again when nothing writes there") from None
+            raise CheckpointError(
+                f"{folder.path / name}: it is gone", "run again when no other program writes there"
+            ) from None
         states[name] = FileState(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
     return states
 
@@ -313,7 +315,7 @@ class _Rewrite:
         needed = self.plan.new_bytes + copied + texts
         if free < needed:
             problem = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
-            raise CheckpointError(problem, "free some, or write elsewhere")
+            raise CheckpointError(problem, "free some space, or choose another disk")
 
     def write(self) -> tuple[str, ...]:
         """Write the result, verify it, and rename it to its destination.
@@ -340,7 +342,7 @@ class _Rewrite:
         for name, state in self.states.items():
             if states.get(name) != state:
                 problem = f"{folder.path / name}: it changed while it was read; no result was made"
-                raise CheckpointError(problem, "run again when nothing writes there")
+                raise CheckpointError(problem, "run again when no other program writes there")
 
     def receipt(self, linked: tuple[str, ...], dry_run: bool) -> Receipt:
         """Return the receipt of the rewrite, carried out or planned."""

@@ -48,9 +48,11 @@ def destination(source: Folder, to: Path) -> Path:
     real, old = Path(os.path.realpath(to)), Path(os.path.realpath(source.path))
     is_nested = real.is_relative_to(old) or old.is_relative_to(real)
     if is_nested and not source.single:
-        raise CheckpointError(f"{to}: it and the source {source.path} lie one in the other", "give a place of its own")
+        raise CheckpointError(
+            f"{to}: this folder and the source {source.path} contain one another", "choose a separate folder"
+        )
     if not real.parent.is_dir():
-        raise CheckpointError(f"{to}: {real.parent} is no folder", "make it first, or give another place")
+        raise CheckpointError(f"{to}: {real.parent} is not a folder", "create it first, or choose another path")
     _require_nothing_there(to, real)
     return real
 
@@ -66,17 +68,19 @@ def _require_nothing_there(to: Path, real: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise CheckpointError(f"{to}: a file lies there", "give a new folder: nothing is overwritten") from None
+        raise CheckpointError(f"{to}: a file has this path", "choose a new folder: nothing is overwritten") from None
     except OSError as error:
         raise cannot_write(to, error) from None
     if names:
-        raise CheckpointError(f"{to}: the folder is not empty", "give a new one: nothing is overwritten")
+        raise CheckpointError(f"{to}: the folder is not empty", "choose a new one: nothing is overwritten")
 
 
 def cannot_write(to: Path, error: OSError) -> CheckpointError:
     """Return an error that says why `to` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return CheckpointError(f"{to}: no space left while writing ({error.strerror})", "free some, or write elsewhere")
+        return CheckpointError(
+            f"{to}: no space left while writing ({error.strerror})", "free some space, or choose another disk"
+        )
     return CheckpointError(f"{to}: cannot be written ({error.strerror or error})", "give a folder that you may write")
 
 
@@ -119,7 +123,7 @@ def rename_to_destination(path: Path, real: Path) -> None:
             os.replace(path, real)
         except OSError as error:
             problem = f"{real}: the finished result cannot get its name ({error.strerror})"
-            raise CheckpointError(problem, "something else was put there meanwhile: give another place") from None
+            raise CheckpointError(problem, "another program created it meanwhile: choose another path") from None
         with suppress(OSError):  # the parent may be writable and not readable; the result is complete anyway
             sync_to_disk(real.parent)
 

@@ -57,16 +57,18 @@ def _require_matrix(facts: Facts, spec: BoundarySpec, force: bool) -> None:
         return
     remedy = "keep the boundary, and load the model with tiewise.load; --force drops it"
     if spec.softcap is not None:
-        raise CheckpointError(f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same", remedy)
+        raise CheckpointError(f"{facts.path}: {spec}: plain tables cannot express a soft-cap", remedy)
     if spec.bias:
-        raise CheckpointError(f"{facts.path}: {spec}: the family's own head has no bias to keep this one in", remedy)
+        raise CheckpointError(
+            f"{facts.path}: {spec}: the head of this family has no bias, so plain tables lose it", remedy
+        )
 
 
 def _family(facts: Facts) -> str:
     """Return the `model_type` of the plain model."""
     family = facts.config.get(BASE_TYPE)
     if not isinstance(family, str):
-        remedy = f"write {BASE_TYPE}: llama, say, into it"
+        remedy = f"write {BASE_TYPE} into it, for example llama"
         raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", remedy)
     return family
 

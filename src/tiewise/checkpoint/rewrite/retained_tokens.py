@@ -65,7 +65,7 @@ def listed_tokens(path: Path, tokenizer_file: TokenizerFile) -> set[int]:
     ids = set[int]()
     for line in lines:
         if line not in id_of:
-            raise CheckpointError(f"{path}: {short(line)!r} is no token of this tokenizer", LIST_FIX)
+            raise CheckpointError(f"{path}: {short(line)!r} is not a token of this tokenizer", LIST_FIX)
         ids.add(id_of[line])
     return ids
 

@@ -75,7 +75,7 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
     )
     if facts.unequal_on_purpose is not None:
         problem = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
-        raise CheckpointError(problem, "no verb changes such a vocabulary: keep it, or train another model")
+        raise CheckpointError(problem, "keep it: no command changes such a vocabulary")
     _require_plain_rows(facts, parts, may_lack_rows)
     return parts
 
@@ -92,7 +92,7 @@ def _require_plain_rows(facts: Facts, parts: TokenParts, may_lack_rows: bool) ->
             has_rows = part.rows <= parts.rows
         if not has_rows or part.dtype not in FLOATING:
             problem = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {parts.rows:,}"
-            remedy = "both ends, every bias and every other table of tokens must have one number of rows first"
+            remedy = "first give all tables and biases of tokens one number of rows"
             raise CheckpointError(problem, remedy)
 
 

@@ -49,7 +49,9 @@ def verify(source: Facts, change: Change, plan: FilePlan, written: Path, force: 
 
 def _not_as_planned(flaw: str) -> CheckpointError:
     """Return an error that says why the result was removed."""
-    return CheckpointError(f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report it")
+    return CheckpointError(
+        f"the result was not kept: {flaw}", "run again if another program wrote to the source; else report it"
+    )
 
 
 def _flaws(source: Facts, change: Change, plan: FilePlan, result: Folder) -> Iterator[str]:
@@ -109,4 +111,4 @@ def _require_no_new_error(source: Facts, written: Path, result: Folder) -> None:
     for worse in errors_of_result(check(written, scan=False), result.config):
         if worse.rule not in broken:
             problem = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
-            raise CheckpointError(problem, "--force keeps it all the same")
+            raise CheckpointError(problem, "--force keeps it anyway")

@@ -65,7 +65,7 @@ def _require_same_ids(facts: Facts, name: str, ids: Mapping[str, Any], tokenizer
     for token, number in ids.items():
         if tokenizer_file.ids.get(token, -1) != number:
             problem = f"{facts.folder.path / name}: it gives {short(token)!r} another id than tokenizer.json"
-            raise CheckpointError(problem, "take away the one that is not this model's")
+            raise CheckpointError(problem, "remove the one that does not belong to this model")
 
 
 def _trimmed_merges(text: str, tokenizer_file: TokenizerFile, new_ids: Mapping[int, int]) -> str:

@@ -29,7 +29,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.files import read_packaged_json
 from tiewise.core.progress import progress_of
 
-DAMAGED = "the file is damaged or was cut short: download or convert it again"
+DAMAGED = "download or convert it again: the file is damaged or was cut short"
 
 
 class GgmlType(NamedTuple):

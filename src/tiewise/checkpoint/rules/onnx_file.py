@@ -24,7 +24,7 @@ from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside,
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress_of
 
-DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
+DAMAGED = "export or download it again: the file is damaged, cut short, or not ONNX"
 MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above all real models
 _NUMBER = re.compile("[0-9]{1,19}")
 WINDOW_BYTES = 2**14  # bytes of the file in memory

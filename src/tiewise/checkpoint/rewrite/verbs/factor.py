@@ -192,8 +192,8 @@ def _named_class(facts: Facts) -> NamedClass:
         remedy = "write model_type and architectures into config.json"
         raise CheckpointError(f"{facts.path}: its config.json does not name the model's class", remedy)
     if "auto_map" in facts.config:
-        remedy = "only families that transformers itself has can be factored"
-        raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) come as custom code", remedy)
+        remedy = "factor only models whose classes transformers contains"
+        raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) are custom code", remedy)
     return NamedClass(family, architectures)
 
 

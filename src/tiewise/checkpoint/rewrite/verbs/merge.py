@@ -78,7 +78,9 @@ def _merge_change(facts: Facts, *, adapter: AnyPath, force: bool = False) -> Cha
     body = _merge_modules(ends, modules)
     names_in_body = {tensor.name for tensor in body}
     if len(names_in_body) < len(body):
-        raise CheckpointError(f"{opened.path}: it changes a tensor of the base twice, under two names", "one must go")
+        raise CheckpointError(
+            f"{opened.path}: it changes a tensor of the base twice, under two names", "remove one of the two"
+        )
     ends.share_rows()
     change = ends.change(force)
     notes = list(change.notes)
@@ -258,8 +260,8 @@ def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterat
 def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
     """Yield each reason why an end's update cannot be assigned to a table of the base."""
     if adapter.tied is None and not facts.roles.headless:
-        remedy = f"tiewise check {facts.path} says more"
-        yield Obstacle("whether the base ties its two ends is not known", remedy)
+        remedy = f"run tiewise check {facts.path}"
+        yield Obstacle("it is unknown if the base is tied", remedy)
     if len(facts.roles.input_tables) > 1:
         yield Obstacle("the base stores several input tables", "tiewise repair makes them one")
 
@@ -284,7 +286,7 @@ class ModuleUpdate:
 
     def error(self, problem: str) -> CheckpointError:
         """Return an error that names the module and says why it cannot be merged."""
-        remedy = "tiewise check ADAPTER --base BASE says more"
+        remedy = "run tiewise check ADAPTER --base BASE"
         return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {problem}", remedy)
 
     def require(self, base: Stored | None, parameter: str) -> Stored:
@@ -434,8 +436,8 @@ def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
             if (
                 len(module) > MOST_LETTERS or SAFE_PATTERN.fullmatch(pattern) is None
             ):  # both come from an untrusted folder
-                problem = f"alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
-                raise CheckpointError(f"{adapter.path}: {problem}", "write the modules' names in its place")
+                problem = f"alpha_pattern has {short(pattern)}, which could take very long to match, and was not used"
+                raise CheckpointError(f"{adapter.path}: {problem}", "write the names of the modules instead")
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
     return adapter.config.get("lora_alpha", 8)

@@ -194,8 +194,8 @@ def _require_unused_end(facts: Facts, count: int, rows: int, new_tokenizer: Toke
     They must stay if `shrink` is false, or if a tokenizer or a config names one of them.
     """
     if not shrink:
-        remedy = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
-        raise CheckpointError(f"{facts.path}: {count:,} tokens are fewer than its {rows:,} rows", remedy)
+        remedy = "--shrink removes the last rows; other tools may need this padding"
+        raise CheckpointError(f"{facts.path}: {count:,} rows are fewer than the present {rows:,}", remedy)
     largest = _largest_id(facts, rows, new_tokenizer)
     if count <= largest:
         remedy = f"choose {largest + 1:,} or more"

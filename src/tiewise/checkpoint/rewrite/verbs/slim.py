@@ -78,7 +78,9 @@ def slim(
 
     result = _SlimAdapter(adapter, copies, copied_modules, end_modules(model)[0] or "")
     if not result.changed and len(copies) == len(adapter.tensors):
-        raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
+        raise CheckpointError(
+            f"{adapter.path}: it only repeats the tables of the base", "do not use it: it changes nothing"
+        )
     config = edit_json_file(facts.folder, ADAPTER_CONFIG, result.config())
     return Change(
         SAME,
@@ -221,16 +223,16 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
     """
     stored, table = copy.stored, copy.table
     if stored.shape != table.shape or not {stored.dtype, table.dtype} <= set(FLOATING):
-        problem = f"{adapter.path}: {describe(stored)} is no copy of {describe(table)}"
-        raise CheckpointError(problem, "tiewise check ADAPTER --base BASE says more")
+        problem = f"{adapter.path}: {describe(stored)} is not a copy of {describe(table)}"
+        raise CheckpointError(problem, "run tiewise check ADAPTER --base BASE")
     with progress_of(f"comparing {short(stored.name)} with the base", stored.nbytes):
         ids: list[int] = changed_rows(stored, table).tolist()
     if ids and copy.end.form == LORA:
-        problem = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"
-        raise CheckpointError(problem, "PEFT has no place for both; tiewise adapter merge joins them")
+        problem = f"{adapter.path}: {short(stored.name)} has {len(ids):,} changed rows and a low-rank update"
+        raise CheckpointError(problem, "PEFT cannot store both; tiewise adapter merge joins them")
     if len(ids) > stored.rows // 2:
         problem = f"{adapter.path}: {len(ids):,} of {stored.rows:,} rows of {short(stored.name)} differ from the base"
-        raise CheckpointError(problem, "was it trained on another base? If not, the copy is what it needs")
+        raise CheckpointError(problem, "give the base that it was trained on; if this is it, keep the copy")
     return ids
 
 
@@ -256,8 +258,8 @@ def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacl
     if not modules:
         return None
     if adapter.tied is None:
-        remedy = f"tiewise check {model.path} says more"
-        return Obstacle("whether the base ties its two ends is not known", remedy)
+        remedy = f"run tiewise check {model.path}"
+        return Obstacle("it is unknown if the base is tied", remedy)
     if adapter.tied:
         difference = _difference_of_ends(adapter)
         if difference is not None:

@@ -166,10 +166,12 @@ def transplant(
     if old.rows > parts[0].rows:
         rows = f"its tables have {parts[0].rows:,} rows"
         problem = f"{facts.path}: its tokenizer gives ids up to {old.rows - 1:,}, and {rows}"
-        raise CheckpointError(problem, "tiewise check says what is wrong with it")
+        raise CheckpointError(problem, "run tiewise check on it")
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     if not recipe.shared:
-        raise CheckpointError(f"{new_folder.path}: no token writes what one of {facts.path} does", "choose another")
+        raise CheckpointError(
+            f"{new_folder.path}: its vocabulary shares no token with {facts.path}", "choose another tokenizer"
+        )
     notes = [*forced]
     if donor is not None:
         notes.append(_mix_by_donor(recipe, new, open_folder(donor), atoms))
@@ -198,7 +200,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     """
     for other in facts.roles.indexed_tensors:
         problem = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
-        raise CheckpointError(problem, "only models whose two ends alone are indexed by tokens are transplanted")
+        raise CheckpointError(problem, "transplant works only if no further table has a row for each token")
     return parts_of_tokens(facts, "transplant").all
 
 
@@ -339,7 +341,9 @@ def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], 
         CheckpointError: the donor has another vocabulary, or its rows do not fit in memory.
     """
     if read_token_bytes(folder).pieces != new.pieces:
-        raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
+        raise CheckpointError(
+            f"{folder.path}: its vocabulary differs from the new tokenizer's", "give a donor with the same vocabulary"
+        )
     table = require_readable_tables(Facts(folder), "take rows from")[0]
     # memory for the shared rows, for these with length 1, and for the other rows
     require_memory(8 * table.shape[1] * table.rows, f"{folder.path}: the rows of its table")

@@ -87,8 +87,8 @@ def trim(
         options = [written_option(name) for name in ("text", "keep", "size")]
         raise CheckpointError("the tokens to keep are missing", f"give {options[0]}, {options[1]} or {options[2]}")
     if facts.folder.single or not facts.folder.has(CONFIG):
-        problem = f"{facts.path}: no folder with config.json and tokenizer.json"
-        raise CheckpointError(problem, "give the checkpoint's own folder, with both")
+        problem = f"{facts.path}: config.json or tokenizer.json is missing"
+        raise CheckpointError(problem, "give a folder that has both")
     parts = _parts(facts)
     tokenizer_file = TokenizerFile(facts.folder.path)
     configs = {name: json_object(facts.folder.path, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
@@ -210,7 +210,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
                 problem, "nothing here trims it: train the model with the vocabulary that it shall have"
             )
     for problem in unknown_tables(facts, parts.names, parts.rows):
-        raise CheckpointError(problem, "nothing here trims it, and its rows may belong to tokens")
+        raise CheckpointError(problem, "trim cannot change it: its rows may belong to tokens")
     return parts.all
 
 
@@ -244,7 +244,7 @@ def _require_no_vocabulary(path: Path, config: Mapping[str, Any], tokenizer_file
     for place, value in id_values(config):
         if isinstance(value, Mapping) and len(value) >= len(tokenizer_file.ids):
             problem = f"{path}: {place} names every token, those of pictures among them"
-            raise CheckpointError(problem, "it does not say which may go: this model is not trimmed")
+            raise CheckpointError(problem, "this model cannot be trimmed")
 
 
 def _require_sizes(
