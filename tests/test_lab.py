@@ -34,7 +34,7 @@ def test_compare_returns_comparison_and_writes_report(text, tmp_path, capfd):
     assert {"differences", "curves", "parameters"} <= set(comparison.figures())
     out, err = capfd.readouterr()
     assert (out, "%|" in err) == ("", False)  # a library whose stderr is a file shows no progress bar
-    assert "4/4 untied seed 2: validation nll" in err
+    assert "4/4 untied seed 2: validation loss" in err
     assert tiewise.compare(out=tmp_path / "run", resume=True, quiet=True) == comparison
     assert capfd.readouterr() == ("", "")
 

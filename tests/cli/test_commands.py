@@ -51,7 +51,7 @@ def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compa
     name = folder_name(arm)
     run = tmp_path / "run" / name / "seed-1"
     size = sum(path.stat().st_size for path in (run / "dense").iterdir())
-    assert result.out.splitlines()[-1] == (
+    assert result.out.splitlines()[-2] == (
         f"models: run/ARM/seed-N/final; {name} loads with tiewise.load, "
         f"dense beside it ({size / 1000:.1f} kB) with any transformers"
     )
@@ -70,7 +70,7 @@ def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
     assert re.search(r"validation nll +\d\.\d{4}", result.out)
     assert "report: run/report.html" in result.out
     lines = result.err.splitlines()
-    assert lines[0].startswith("text: text.txt; bytes tokens: train ")
+    assert lines[0].startswith("text: text.txt; tokens (bytes, vocabulary ")
     assert [line.partition(":")[0] for line in lines[1:3]] == ["1/3 tied seed 1", "2/3 untied seed 1"]
     assert len(lines) == 4
 
@@ -111,9 +111,13 @@ def test_train_prints_validation_loss_and_writes_model(tiewise, text, tmp_path):
     result = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
     assert result.code == 0
     assert re.match(
-        r"validation nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", result.out
+        r"validation loss \d\.\d{4} nats/token \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training loss",
+        result.out,
     )
-    assert result.out.splitlines()[-1] == "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load"
+    assert result.out.splitlines()[-2:] == [
+        "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load",
+        "next: tiewise inspect run/factored-8+bias/seed-4/final",
+    ]
     assert not (tmp_path / "run" / "factored-8+bias" / "seed-4" / "dense").exists()  # Llama's head has no bias
     assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()
     again = tiewise("train", "--out=run", "--resume")
@@ -127,7 +131,7 @@ def test_compare_and_train_report_divergence(compare, tiewise, text):
     again = tiewise("compare", "--out=run", "--resume", "--json")
     assert [run["heldout_nll"] for run in json.loads(again.out)["runs"]] == [None, None]
     result = tiewise("train", "-t", text, *TINY, "--set=learning_rate=1e30")
-    assert result.out.startswith("diverged")
+    assert result.out.startswith("Diverged")
 
 
 def test_compare_reads_several_text_files_and_stdin(tiewise, text, tmp_path):

@@ -28,7 +28,7 @@ def results(folder, count, *arguments):
         launch(folder, count, "compare", "-t", "text.txt", *TINY, *arguments, "--json")
     )
     assert (code, others) == (0, [(0, "", "")] * (count - 1)), err
-    assert err.count("validation nll") == len(json.loads(out)["runs"])
+    assert err.count("validation loss") == len(json.loads(out)["runs"])
     return json.loads(out)
 
 

@@ -192,7 +192,7 @@ def test_array_script_of_docs_trains_each_run_once_and_resume_collects_results(c
     env = os.environ | slurm | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(["bash", "-c", script], env=env, cwd="/", capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("tied seed 1: validation nll ")
+    assert done.stdout.startswith("tied seed 1: validation loss ")
     assert tiewise("compare", "--out=run", "--resume", "--element=2").out.startswith("untied seed 1: ")
     assert (out / "run.yaml").read_text() == before
     assert not (out / "results.json").exists()

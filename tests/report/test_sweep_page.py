@@ -30,7 +30,7 @@ def test_answer_names_where_the_sign_changes():
     assert gain(128, 20000, 1024) < 0 < gain(128, 80000, 1024)  # the planted signs at this width
     assert middle.sign == 1
     assert first == f"tied against untied turns {crossing}."
-    assert of == "Models of 131,072 to 262,144 parameters: nothing is said of larger ones."
+    assert of == "The models have 131,072 to 262,144 parameters; larger ones were not measured."
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_sweep_page_leaves_diverged_and_unfinished_settings_blank(study):
         study.results[0].heldout, mean=math.nan, low=None, high=None, p=None, detectable=None, detected=False
     )
     partial_study = replace(study, results=(replace(study.results[0], heldout=lost), *study.results[1:-1]), left=1)
-    assert answer(partial_study)[-1] == "Not finished: 1 of the grid’s cells."
+    assert answer(partial_study)[-1] == "Not finished: 1 of the grid’s cells; --resume trains the rest."
     assert "–" in Page(render(partial_study, "c")).words
     (section,) = fitted(partial_study)
     assert "of 22 lie" in section.findings[0]

@@ -36,7 +36,7 @@ def test_comparison_trains_all_arms_and_saves_results(tiny_settings, tmp_path, l
     assert not found.demo
     assert [d.arm for d in found.direct_path] == list(arms)
     assert len(found.direct_path[0].logits) == len(found.direct_path[0].tokens) > 3
-    assert sum("validation nll" in line for line in lines) == 6
+    assert sum("validation loss" in line for line in lines) == 6
 
 
 def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_settings, tmp_path, lines, monkeypatch):

@@ -84,7 +84,7 @@ def test_run_falls_back_to_default_products_on_rounding_processor_and_reports_it
     machine(traits=AMX)
     finish_one(onednn, lines.display)
     assert flags == {"none"}
-    said = "the run began with onednn products, which differ on this machine: torch's own from here on"
+    said = "this machine computes onednn products otherwise than the run did so far; torch's own are used now"
     assert [line for line in lines if "products" in line] == [said]
 
 

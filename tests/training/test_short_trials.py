@@ -155,7 +155,7 @@ def test_minutes_cover_tuning_evaluation_and_start(
     assert {job.settings.steps for job in runs if job.trial} == ({steps // 4} if tune else set())
     assert len(runs) == 4 + (18 if tune else 0)
     assert not (tmp_path / "out" / "calibration").exists()
-    assert f"{asked:g} minutes: {steps} steps for each run" in lines
+    assert f"{asked:g} minutes allow {steps} steps for each run" in lines
 
 
 @pytest.mark.parametrize(("tune", "runs"), [(False, "4 runs"), (True, "18 tuning runs and 4 runs")])

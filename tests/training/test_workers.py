@@ -175,26 +175,26 @@ def test_settle_count_considers_threads_runs_memory_kind_and_trial_speed(job, ti
         found = settle_count(made, one, runs, tmp_path / "trial", ignore, before)
         assert bool(found) == (asked == "auto" and runs > 1)
         assert settle_count(made, one, runs, tmp_path / "trial", ignore) == ""
-        return made.count, made.threads, found.partition(": ")[2]
+        return made.count, made.threads, found.partition("; ")[2]
 
     assert Workers("auto").count == 1
-    assert chosen(9) == (1, 8, "there is too little to do for several")
-    assert chosen(9, before=4) == (4, 2, "as when they began")
+    assert chosen(9) == (1, 8, "they are too short for several at a time")
+    assert chosen(9, before=4) == (4, 2, "as before the interruption")
     assert chosen(1, before=4)[:2] == (1, 8)
     assert (chosen(3, 6), chosen(9, "1")) == ((3, 2, ""), (1, 8, ""))
     monkeypatch.setattr(short_trials, "estimate_demand", lambda job: (10 * GIGABYTE, 30.0))
     slower = 0.7
     assert chosen(2)[:2] == (1, 8)
-    assert chosen(9) == (8, 1, "in a trial they took 0.70 of the time of one at a time")
+    assert chosen(9) == (8, 1, "30% faster than one at a time in a short trial")
     assert [chosen(3)[:2], chosen(1)[:2]] == [(3, 2), (1, 8)]
     slower = 1.2
-    assert chosen(9) == (1, 8, "in a trial 8 at a time took 1.20 of its time")
+    assert chosen(9) == (1, 8, "8 at a time were not clearly faster in a short trial")
     slower, need = 0.7, 10 * GIGABYTE
     for room, count in ((need - 1, 1), (2 * need, 2), (3 * need - 1, 2)):
         monkeypatch.setattr(short_trials, "free_memory", lambda room=room: room)
         assert chosen(9)[0] == count
         assert chosen(9, 6)[0] == 6
-    alone = (1, 8, "each takes the whole machine")
+    alone = (1, 8, "each run uses the whole machine")
     assert chosen(9, one=job(tiny_settings(backend="flax"))) == alone
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert chosen(9) == alone
@@ -227,7 +227,7 @@ def test_worker_count_trial_decides_once_and_removes_its_files(tiny_settings, tm
         (out / "tied" / "seed-1" / RESULT).unlink()
         finish(out, lines.display, again := Workers(1))
         assert again.count == 1
-    assert [" at a time, " in line for line in lines].count(True) == 2
+    assert [" at a time; " in line for line in lines].count(True) == 2
 
 
 def test_estimate_demand_overestimates_memory_and_matches_operations(job, tiny_settings):

@@ -172,7 +172,7 @@ def compare(**parameters: Any) -> None:
         print(f"train each: {train_one}")
     else:
         run = result.result
-        print(f"{run.arm} seed {run.seed}: validation nll {run.heldout_nll:.4f}")
+        print(f"{run.arm} seed {run.seed}: validation loss {run.heldout_nll:.4f} nats/token")
 
 
 def _print_comparison(comparison: Comparison) -> None:
@@ -189,6 +189,8 @@ def _print_comparison(comparison: Comparison) -> None:
         if way:
             places.append(f"{name} {way}")
     print(f"report: {folder / 'report.html'}\nmodels: {'; '.join(places)}")
+    if not comparison.demo:
+        print(f"next: tiewise inspect {folder}")
 
 
 @o.taking(
@@ -227,6 +229,8 @@ def train(**parameters: Any) -> None:
     line = f"model: {trained.model}"
     way = how_it_loads(trained.folder)
     print(f"{line}; it {way}" if way else line)
+    if isfinite(trained.result.heldout_nll):
+        print(f"next: tiewise inspect {trained.model}")
     upload(parameters, trained)
 
 
@@ -234,16 +238,16 @@ def _print_figures(trained: SingleRun) -> None:
     """Print the losses of a run, and the accuracies of a masked model."""
     result = trained.result
     if not isfinite(result.heldout_nll):
-        print("diverged: the loss is no number any more; try a lower --set learning_rate")
+        print("Diverged: the loss is not a finite number; try a lower --set learning_rate.")
     if result.shares:
-        measured = f"per masked token (by their frequencies: {result.unigram_nll:.4f})"
+        measured = f"nats per masked token (by frequency alone: {result.unigram_nll:.4f})"
     else:
-        measured = f"(perplexity {result.perplexity:.1f}, {result.bits_per_byte:.3f} bits per byte)"
-    print(f"validation nll {result.heldout_nll:.4f} {measured}, training nll {result.train_nll:.4f}")
+        measured = f"nats/token (perplexity {result.perplexity:.1f}, {result.bits_per_byte:.3f} bits per byte)"
+    print(f"validation loss {result.heldout_nll:.4f} {measured}, training loss {result.train_nll:.4f}")
     for name, right in result.shares.items():
         what = "masked tokens" if name == "masked" else f"pairs ({name})"
         interval = f"95 % interval {right.low:.1%} to {right.high:.1%}, n = {right.count:,}"
-        print(f"{what}: {right.share:.1%} right ({interval}), nll {right.nll:.4f}")
+        print(f"{what}: {right.share:.1%} right ({interval}), loss {right.nll:.4f}")
 
 
 def _print_paper_figures(trained: SingleRun) -> None:
@@ -279,7 +283,7 @@ def heal(**parameters: Any) -> None:
     parameters |= {"fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
     healed: Healed | None = carry_out_command("heal", parameters)
     if healed is not None:
-        print(f"{healed.sentence()}\nmodel: {healed.model}")
+        print(f"{healed.sentence()}\nmodel: {healed.model}\nnext: tiewise check {healed.model}")
 
 
 def kernels(

@@ -23,7 +23,7 @@ from tiewise.report.views import ABREAST, rich_table, summary
 from tiewise.training.finding import explanations, sentences
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
 
-DEMO = "This is the demo corpus; your own text may give another answer."
+DEMO = "This is the demo corpus. Your own text may give another answer: tiewise compare --text FILE"
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # share of right answers by guessing: half of the measured pairs are in the text's order
 LARGEST_EXPONENT = 700  # exp of more exceeds a float

@@ -20,9 +20,9 @@ def answer(study: Study) -> list[str]:
     for result in study.results:
         sizes += (result.parameters, result.reference_parameters)
     smallest, largest = count(min(sizes)), count(max(sizes))
-    sentences.append(f"Models of {smallest} to {largest} parameters: nothing is said of larger ones.")
+    sentences.append(f"The models have {smallest} to {largest} parameters; larger ones were not measured.")
     if study.left:
-        sentences.append(f"Not finished: {study.left} of the grid’s cells.")
+        sentences.append(f"Not finished: {study.left} of the grid’s cells; --resume trains the rest.")
     return sentences
 
 

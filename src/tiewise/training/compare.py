@@ -238,7 +238,7 @@ def _with_steps(
         if line:
             display.say(line)
         steps = steps_within(jobs, trials, elapsed, workers, show)
-    display.say(f"{settings.minutes:g} minutes: {steps} steps for each run")
+    display.say(f"{settings.minutes:g} minutes allow {steps} steps for each run")
     return replace(settings, steps=steps, minutes=None).checked()
 
 
@@ -313,7 +313,7 @@ def _settle_count(
 def _say_result(bar: RunsBar, job: Job, outcome: Outcome) -> None:
     """Print the losses of a run that has ended, above the bar."""
     result = outcome.result
-    losses = f"validation nll {result.heldout_nll:.4f}, training {result.train_nll:.4f}"
+    losses = f"validation loss {result.heldout_nll:.4f}, training loss {result.train_nll:.4f} nats/token"
     bar.ended(job, f"{job.title}: {losses}, {result.seconds:.0f} s")
 
 
@@ -469,7 +469,9 @@ def products_of(out: Path, display: Display) -> ProductChoice:
     first = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")
     if is_same_here(first):
         return first
-    display.say(f"the run began with {first.product} products, which differ on this machine: torch's own from here on")
+    display.say(
+        f"this machine computes {first.product} products otherwise than the run did so far; torch's own are used now"
+    )
     return choose_products("default")
 
 

@@ -159,8 +159,10 @@ class Kind(ABC):
 
     def describe(self, settings: Settings, text: PreparedText) -> str:
         """Return one line about the prepared text."""
-        sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
-        return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
+        names = {"train": "training", "tune": "tuning", "heldout": "validation"}
+        splits = text.facts["splits"].items()
+        sizes = ", ".join(f"{split['tokens']:,} {names.get(name, name)}" for name, split in splits)
+        return f"text: {', '.join(settings.text)}; tokens ({settings.tokenizer}, vocabulary {text.vocab:,}): {sizes}"
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
         """Return the width of each arm's feed-forward layers; None for that of the settings."""

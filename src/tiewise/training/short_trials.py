@@ -328,38 +328,29 @@ def settle_count(workers: Workers, job: Job, runs: int, folder: Path, show: Show
         if before is None or ranks.size() > 1:
             workers.count, why = _choose_count(workers, job, runs, folder, show)
         else:
-            workers.count, why = max(1, min(before, runs)), "as when they began"
+            workers.count, why = max(1, min(before, runs)), "as before the interruption"
         workers.is_settled = True
         if min(threads, runs) > 1:
-            line = _choice_line(workers.count, threads // workers.count, why)
+            line = f"runs: {workers.count} at a time; {why}"
     workers.threads = max(1, threads // workers.count)
     return line or ""
-
-
-def _choice_line(count: int, threads: int, why: str) -> str:
-    """Return a choice as text.
-
-    Examples: "1 run at a time, 4 threads: …", "2 runs at a time, 1 thread each: …".
-    """
-    each = f"{threads} thread{'s' * (threads != 1)}{' each' * (count > 1)}"
-    return f"{count} run{'s' * (count != 1)} at a time, {each}: {why}"
 
 
 def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Show) -> tuple[int, str]:
     """Return how many runs at a time are fastest, and the reason."""
     threads = torch.get_num_threads()
     if ranks.size() > 1:
-        return 1, "several processes train each"
+        return 1, "several processes train each run"
     if torch.accelerator.is_available() or not kind_of(job.settings).side_by_side:
-        return 1, "each takes the whole machine"
+        return 1, "each run uses the whole machine"
     most, bytes_of_run, seconds = min(threads, runs), 1, 0.0
     if most > 1:
         bytes_of_run, seconds = estimate_demand(job)
     if runs * seconds <= LEAST_SECONDS_FOR_TRIAL:
-        return 1, "there is too little to do for several"
+        return 1, "they are too short for several at a time"
     most = min(most, free_memory() // bytes_of_run)
     if most < 2:
-        return 1, "memory holds no second one"
+        return 1, "memory is too small for two"
     fewest_steps, most_steps = COUNT_TRIAL_STEPS
     steps = round(min(max(fewest_steps, job.settings.steps / seconds), most_steps))
     remove(folder)  # of a trial that was interrupted
@@ -370,9 +361,9 @@ def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Sho
     # without the rest of a run, which is mostly imports in a process's first run
     share = replace(together, rest=0.0).seconds(job) / most / replace(alone, rest=0.0).seconds(job)
     if share <= LARGEST_TIME_RATIO:
-        return most, f"in a trial they took {share:.2f} of the time of one at a time"
+        return most, f"{1 - share:.0%} faster than one at a time in a short trial"
     workers.end()
-    return 1, f"in a trial {most} at a time took {share:.2f} of its time"
+    return 1, f"{most} at a time were not clearly faster in a short trial"
 
 
 def estimate_demand(job: Job) -> tuple[int, float]:

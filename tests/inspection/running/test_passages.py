@@ -103,10 +103,12 @@ def test_healed_reports_the_share_of_the_loss_that_was_recovered(monkeypatch):
     result = healed("made", "was", "teacher", texts)
     assert result.share.value == pytest.approx(0.75)
     assert result.share.low == pytest.approx(0.75)  # every passage recovers the same share
-    assert result.sentence().startswith("75% of the loss came back (95 % interval 75% to 75%, 40 held-out passages): ")
+    assert result.sentence().startswith(
+        "Healing recovered 75% of what was lost (95 % CI 75% to 75%, 40 held-out passages): "
+    )
     assert result.lost.more.value == pytest.approx((was - teacher).sum() / 4000 / math.log(2))
     nats["was"] = teacher + draw.normal(0, 5, 40)
-    assert healed("made", "was", "teacher", texts).sentence().startswith("nothing measurable was lost: ")
+    assert healed("made", "was", "teacher", texts).sentence().startswith("The rewrite lost nothing measurable: ")
     nats["was"] = teacher
     same = healed("made", "was", "teacher", texts)
     assert same.record()["share"]["value"] is None

@@ -123,7 +123,9 @@ def test_across_finds_the_end_of_a_tied_table_by_token_text(untied_model, tied_f
 def test_across_matches_nearer_end_and_notes_a_shared_initialization(untied_model, tmp_path):
     made = gaussian(1) + 0.3 * gaussian(2)
     found = across(llama(tmp_path / "one", made, made, WORDS), untied_model, ("<one>", "two"), QUICK)
-    assert found.answer.startswith("closest to the output table of two after the best rotation, and by 3 more of 4 measures")
+    assert found.answer.startswith(
+        "closest to the output table of two after the best rotation, and by 3 more of 4 measures"
+    )
     leans = nearer_end(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     (lean,) = (lean for lean in leans if (lean.measure, lean.view) == ("orthogonal", "centred"))
     scores = {q.of: q for q in found.quantities if q.name == "after the best rotation" and "–" not in q.of}

@@ -183,7 +183,7 @@ class Healed(PrintedResult):
     >>> lost, left = CostChange(1.0, 1.2, more), CostChange(1.0, 1.05, more)
     >>> healed_model = Healed("runs/heal/final", lost, left, Estimate(0.75, 0.6, 0.9, rows=40))
     >>> healed_model.sentence().partition(":")[0]
-    '75% of the loss came back (95 % interval 60% to 90%, 40 held-out passages)'
+    'Healing recovered 75% of what was lost (95 % CI 60% to 90%, 40 held-out passages)'
     """
 
     model: str
@@ -207,11 +207,11 @@ class Healed(PrintedResult):
     def sentence(self) -> str:
         """Return the result as one sentence."""
         lost, share = self.lost, self.share
-        figures = f"{lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {lost.before:.4f}"
+        figures = f"{lost.after:.4f} → {self.left.after:.4f} bits per byte, and {lost.before:.4f} for the teacher"
         if not lost.more.low > 0:
-            return f"nothing measurable was lost: {figures} ({share.rows} held-out passages)"
-        interval = f"95 % interval {share.low:.0%} to {share.high:.0%}, {share.rows} held-out passages"
-        return f"{share.value:.0%} of the loss came back ({interval}): {figures}"
+            return f"The rewrite lost nothing measurable: {figures} ({share.rows} held-out passages)"
+        interval = f"95 % CI {share.low:.0%} to {share.high:.0%}, {share.rows} held-out passages"
+        return f"Healing recovered {share.value:.0%} of what was lost ({interval}): {figures}"
 
 
 def healed(model: str | os.PathLike[str], before: str, teacher: str, texts: Sequence[str]) -> Healed:

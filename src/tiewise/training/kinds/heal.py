@@ -174,12 +174,11 @@ class Heal(Decoders):
         """Return one line that also names the learning parameters and the target."""
         shared = shared_vocabulary(settings)
         if shared is None:
-            how = "by cross-entropy on the text: its teacher has another vocabulary and says nothing of these tokens"
+            how = "from the text alone, because the teacher has another vocabulary"
         else:
-            how = "by its teacher's probabilities (KL)"
+            how = "from the teacher's probabilities (KL)"
             if shared.has_padding:
-                how += f" over the {shared.rows:,} rows that both have: "
-                how += "rows beyond are padding, and are left out of both softmaxes"
+                how += f" of the {shared.rows:,} tokens that both models have, without padding rows"
         learner = "the tables learn" if HealOptions.of(settings).what == TABLES else "the whole model learns"
         return f"{super().describe(settings, text)}; {learner}, {how}"
 

@@ -288,7 +288,7 @@ class RecurrentModels(Kind):
         """Return one line with the files, their words, and the shares that training lacks."""
         sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
         shares = ", ".join(f"{unknown_share(text.facts, name):.2%} of {name}" for name in ("tune", "heldout"))
-        vocabulary = f"vocabulary {text.vocab:,}; <unk> for words that training does not have: {shares}"
+        vocabulary = f"vocabulary {text.vocab:,}; <unk> replaces words outside the training text: {shares}"
         files = ", ".join(text.facts["files"])
         return f"text: {settings.text[0]} ({files}); words: {sizes}; {vocabulary}; {settings.steps:,} steps"
 
