@@ -78,6 +78,12 @@ def test_moved_name_states_its_namespace(name):
     assert attrgetter(str(error.value).rpartition(" is tiewise.")[2])(tiewise)
 
 
+@pytest.mark.parametrize(("name", "call"), [("dedupe", "tiewise.repair"), ("densify", "undo=True")])
+def test_replaced_name_states_the_call_that_does_it_now(name, call):
+    with pytest.raises(AttributeError, match=rf"^tiewise\.{name} is .*{call}"):
+        getattr(tiewise, name)
+
+
 def test_help_of_package_is_short():
     """Each function has its own help; that of the package lists the names of daily use."""
     lines = pydoc.plain(pydoc.render_doc(tiewise)).splitlines()
