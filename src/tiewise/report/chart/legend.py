@@ -59,8 +59,10 @@ def _swatch(trace: Record) -> str:
     return "".join(parts)
 
 
-def _scale(top: float) -> str:
-    """Return the colours from −top to top."""
+def _scale(top: float | None) -> str:
+    """Return the colours from −top to top; an empty text if no value is finite (None)."""
+    if top is None:
+        return ""
     gradient = SCALE.format(low=heat_colour(-LEVELS), zero=heat_colour(0), high=heat_colour(LEVELS))
     end = f"{top:.2g}"
     bar = f'<i style="background:{gradient}"></i>'
