@@ -406,7 +406,7 @@ def test_checker_reports_position_or_shape_of_other_mistakes(tmp_path):
     wrong = check(1, write_answer(tmp_path, 1, print_first + "def saved(v, d, layers):\n    return v*d, 7"))
     assert wrong == "saved(32000, 1024, 12): it is 7 at (1,), and should be 0.151332"
     wrong = check(1, write_answer(tmp_path, 1, "def saved(v, d, layers):\n    return v*d"))
-    assert wrong == "saved(32000, 1024, 12): its shape is (), and should be (2,)"
+    assert wrong == "saved(32000, 1024, 12): it returned one number; return 2 numbers"
 
 
 def test_exercise_command_lists_prints_and_checks_exercises(tmp_path):

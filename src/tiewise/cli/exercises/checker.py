@@ -99,12 +99,21 @@ def _equal(answer: Array, expected: Any) -> bool:
 def _difference(answer: Array, right: Array) -> str:
     """Return how an answer differs from the right one."""
     if answer.shape != right.shape:
-        return f"its shape is {answer.shape}, and should be {right.shape}"
+        return f"it returned {_shape_in_words(answer.shape)}; return {_shape_in_words(right.shape)}"
     if not np.isfinite(answer).all():
         return "it holds a number that is not finite"
     index = np.unravel_index(int(np.abs(answer - right).argmax()), right.shape)
     where = f" at {tuple(map(int, index))}" if right.ndim else ""
     return f"it is {answer[index]:.6g}{where}, and should be {right[index]:.6g}"
+
+
+def _shape_in_words(shape: tuple[int, ...]) -> str:
+    """Return a shape as text: one number, 2 numbers, or an array of shape (2, 3)."""
+    if not shape:
+        return "one number"
+    if len(shape) == 1:
+        return f"{shape[0]} numbers"
+    return f"an array of shape {shape}"
 
 
 def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
