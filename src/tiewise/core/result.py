@@ -71,12 +71,12 @@ class PrintedResult:
         Raises:
             UnsupportedError: there is no figure of this name. The message lists all.
         """
-        drawn = draw_figures(self)
-        if not drawn:
+        figures = draw_figures(self)
+        if not figures:
             raise UnsupportedError(f"{type(self).__name__} has no figures", "to_pandas() returns its numbers")
-        if name not in drawn:
-            raise UnsupportedError(f"no figure {name!r}", suggest_choices(name, drawn))
-        return drawn[name]
+        if name not in figures:
+            raise UnsupportedError(f"no figure {name!r}", suggest_choices(name, figures))
+        return figures[name]
 
     def __str__(self) -> str:
         table = text_table(self.summary_rows())

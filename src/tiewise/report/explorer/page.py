@@ -173,7 +173,7 @@ def _opened_at(part: Mapping[str, Any] | None, comparisons: Sequence[Path]) -> s
 
 
 def _address_from(page: Path, report: Path) -> str:
-    """Return the address of a report as a link of a page: relative if both are on one drive."""
+    """Return the link from a page to a report: relative if both are on one drive."""
     try:
         relative = os.path.relpath(report.resolve(), page.resolve().parent)
     except ValueError:
