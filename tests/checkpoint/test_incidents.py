@@ -113,7 +113,7 @@ INCIDENTS = [
     ("sglang#35228, #28130", model(False, head=table(seed=2).astype(ml_dtypes.float8_e4m3fn), config=FP8),
      "check model", 1, "B052"),
     ("GPTQModel#3050", write_plan, "check model --quantise plan.json --fail-on warning", 1, "B053"),
-    ("ROCm/vllm#1213", model(), "plan model", 0, "8 bits, head alone"),
+    ("ROCm/vllm#1213", model(), "plan model --full", 0, "8 bits, head alone"),
     ("onnxruntime-genai#1690", write_export(initialiser("head", table().T)),
      "check model.onnx --fail-on warning", 1, "B100"),
     ("mobius#295, #671", write_export(), "check model.onnx", 1, "B101"),

@@ -163,7 +163,7 @@ def test_check_request_refuses_too_little_effort(name, value):
             "adapter_config.json",
             1,
             CheckpointError,
-            "an adapter, which has no tables of its own; `tiewise adapter merge` it",
+            "an adapter, which has no tables of its own; merge it into its base first: tiewise adapter merge",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_components_sum_to_the_textbook_total(vocab, d, layers, text, sharing):
 @pytest.mark.parametrize(
     ("spec", "sharing", "says"),
     [(spec, "none", "exceeds") for spec in ("factored:64", "residual:33", "factored-untied:in=8,out=64")]
-    + [("tied", "all:groups=4", "4 groups of 3 layers"), ("tied", "all+rank=2", "counted on a model")],
+    + [("tied", "all:groups=4", "4 groups of 3 layers"), ("tied", "all+rank=2", "the size of low-rank differences")],
 )
 def test_budget_refuses_boundaries_and_sharing_that_do_not_fit_the_model(spec, sharing, says):
     with pytest.raises(SpecError, match=says):

@@ -227,10 +227,10 @@ def test_exact_top_refuses_invalid_input():
         (UnsupportedError, "hidden states", lambda: top.argmax(hidden.double())),
         (ValueError, "do not meet", lambda: top.argmax(random_tensor(1, 5))),
         (ValueError, "bias", lambda: top.argmax(hidden, bias=random_tensor(5))),
-        (ValueError, "need k", lambda: top.top(hidden, 0)),
-        (ValueError, "need k", lambda: top.top(hidden, 1, scale=math.inf)),
-        (ValueError, "need k", lambda: top.top(hidden, 1, softcap=0.0)),
-        (ValueError, "need k", lambda: top.top(hidden, 1, softcap=math.inf)),
+        (ValueError, "need top_k", lambda: top.top(hidden, 0)),
+        (ValueError, "need top_k", lambda: top.top(hidden, 1, scale=math.inf)),
+        (ValueError, "need top_k", lambda: top.top(hidden, 1, softcap=0.0)),
+        (ValueError, "need top_k", lambda: top.top(hidden, 1, softcap=math.inf)),
     ):
         with pytest.raises(kind, match=said):
             call()
