@@ -130,7 +130,7 @@ def test_inspect_refuses_only_evidence_before_it_reads_any_model(run_inspect):
         (["tied", "-t", "short.txt"], "the text has 6 tokens, 10 windows of 128 need 1,280; give a longer text"),
         (["tied", "--held-out", "0.7"], "--held-out 0.7; use a share from 0 to 0.5"),
         (["tied", "--out", "text.txt"], "text.txt is a file; choose another --out"),
-        (["tied", "tied", "untied"], "unexpected extra argument"),
+        (["tied", "tied", "untied"], "unexpected argument: untied; see "),
         (["empty"], "empty: no safetensors that can be read"),
         (["headless"], "headless: a model without an output head"),
     ],

@@ -112,6 +112,6 @@ def test_token_texts_are_equal_without_tokenizers_library(tmp_path, monkeypatch)
     folder = open_folder(byte_level(write_model(tmp_path / "a")))
     ids = range(40)
     expected = token_texts.read_as(folder, ids)
-    assert {" é", " ab", "<eos>", "Ã", "#39"} <= set(expected)
+    assert {" é", " ab", "<eos>", "<0xC3>", "<0xA9>", "#39"} <= set(expected)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert token_texts.read_as(folder, ids) == expected

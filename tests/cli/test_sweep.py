@@ -11,9 +11,9 @@ import yaml
 from cli_tiny import assert_refused, write_text
 from launched import launch, training_advances, wait_for_exit, wait_until
 
-from tiewise import lab
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import detectable_difference
+from tiewise.lab import studies
 from tiewise.training.compare import Display
 from tiewise.training.study.grid import StudyGrid
 
@@ -98,7 +98,7 @@ def test_sweep_names_impossible_cell_and_writes_nothing(tiewise, grid, tree):
 
 @pytest.mark.parametrize("moment", [1, 3])
 def test_sweep_interrupted_while_it_moves_folder_into_place_resumes(tiewise, grid, tmp_path, monkeypatch, moment):
-    real, calls = lab.replace_path, []
+    real, calls = studies.replace_path, []
 
     def interrupt_at_moment(*paths):
         calls.append(paths)
@@ -106,7 +106,7 @@ def test_sweep_interrupted_while_it_moves_folder_into_place_resumes(tiewise, gri
             raise KeyboardInterrupt
         real(*paths)
 
-    monkeypatch.setattr(lab, "replace_path", interrupt_at_moment)
+    monkeypatch.setattr(studies, "replace_path", interrupt_at_moment)
     result = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
     assert (result.code, result.out) == (130, "")
     assert result.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"
@@ -161,10 +161,12 @@ def test_command_of_sweep_row_reproduces_its_result(tiewise, grid, tmp_path):
 def test_sweep_with_grid_prepares_study_unless_resume_is_given(tmp_path, monkeypatch):
     grid = StudyGrid.named("quick")
     prepared = []
-    monkeypatch.setattr(lab, "_prepare_study", lambda grid, out, display, overwrite: prepared.append((grid, overwrite)))
+    monkeypatch.setattr(
+        studies, "_prepare_study", lambda grid, out, display, overwrite: prepared.append((grid, overwrite))
+    )
     with pytest.raises(RunError, match="holds no study to resume"):
-        lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True))
+        studies.carry_out_study(grid, tmp_path / "out", "", Display.on_stderr(quiet=True))
     assert prepared == [(grid, False)]
     with pytest.raises(RunError, match="holds no study to resume"):
-        lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True), resume=True)
+        studies.carry_out_study(grid, tmp_path / "out", "", Display.on_stderr(quiet=True), resume=True)
     assert len(prepared) == 1

@@ -135,9 +135,9 @@ def test_penalty_applies_only_in_training_mode(text, job, tiny_settings):
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_training_arguments_pin_memory_and_copy_asynchronously_with_gpu(job, tiny_settings, gpu, monkeypatch):
+def test_training_arguments_pin_memory_and_copy_asynchronously_with_gpu(job, tiny_settings, gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(trainer, "TrainingArguments", lambda **given: SimpleNamespace(n_gpu=1, **given))
-    found = trainer.training_arguments(job(tiny_settings()))
+    monkeypatch.setattr(trainer, "ReportedArguments", lambda **given: SimpleNamespace(n_gpu=1, **given))
+    found = trainer.training_arguments(job(tiny_settings(), tmp_path))
     assert found.dataloader_pin_memory == gpu
     assert found.accelerator_config == {"non_blocking": gpu}

@@ -148,7 +148,7 @@ def test_build_reports_a_missing_or_failing_compiler_in_one_line(cached_library,
 def test_kernels_command_prints_the_state_in_one_line(cached_library, capsys, type_command):
     for words, code, says in (
         (["kernels"], 0, f"kernels: used: {cached_library}"),
-        (["kernels", "bild"], 2, "`tiewise kernels"),
+        (["kernels", "bild"], 2, "no action 'bild'; did you mean build? choose build; see "),
     ):
         type_command("tiewise", *words)
         with pytest.raises(SystemExit) as end:

@@ -168,7 +168,7 @@ def test_healing_settings_scale_learning_rate_by_table_rms(teacher, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"teacher": None}, "no teacher; give --teacher DIR"),
+        ({"teacher": None}, "no teacher; give teacher: the folder of the model that "),
         ({"model": None}, "no model to heal"),
         ({"model": "nowhere"}, "no such file or folder"),
         ({"teacher": "nowhere"}, "is no folder with a config.json"),
