@@ -73,7 +73,7 @@ OPTIONS = {
     "--arms=factored": "factored:128, say",
     "--arms=tied,factored:17": "k = 17 exceeds the model width 16; choose k ≤ 16",
     "--arms=": "unknown boundary ''",
-    "--arms=tied,untide": "unknown boundary 'untide' in 'untide'; did you mean untied? choose one of",
+    "--arms=tied,untide": "unknown boundary 'untide'; did you mean untied? choose one of",
     "--arms=tied+bais": "unknown option 'bais' in 'tied+bais'; did you mean bias? known: bias",
     "--set=learning_rat=1": "unknown setting 'learning_rat' in --set; did you mean learning_rate? known: arms",
     "--set=wdith=32": "did you mean width?",
@@ -163,7 +163,7 @@ SHOW = {
 }
 PLAN = {
     "": "no model to plan; give one of: a config.json or its folder",
-    "--like=gpt2 --boundary=teid": "unknown boundary 'teid' in 'teid'; did you mean tied? choose one of untied, tied",
+    "--like=gpt2 --boundary=teid": "unknown boundary 'teid'; did you mean tied? choose one of untied, tied",
     "--like=gpt2 --share=al": "did you mean all?",
     "--like=gpt2 --widht=9": "no option --widht; did you mean --width? see ",
     "--like=gtp2": "did you mean gpt2",
@@ -228,8 +228,9 @@ RENAMED = {
     "hot -t text.txt": "no command 'hot'; it is `tiewise vocab hot`; see",
     "comparr": "no command 'comparr'; did you mean `tiewise compare`? see tiewise --help",
     "densfy": "no command 'densfy'; did you mean `tiewise factor --undo`?",
+    "vocab cold": "no command 'vocab cold'; choose one of vocab resize, vocab trim, vocab transplant, vocab hot",
     "vocab rezise": "no command 'vocab rezise'; did you mean `tiewise vocab resize`?",
-    "adapter mend": "no command 'adapter mend'",
+    "adapter mend": "no command 'adapter mend'; choose adapter slim or adapter merge; see tiewise adapter --help",
 }
 EMPTY = dict.fromkeys(("''", "--out=", "--to="), "an argument is empty: is a variable unset?")
 TOO_LONG = {"word" * 99: "File name too long; check the path"}
@@ -256,7 +257,7 @@ WRONG = [
         {"": "none holds no run", "--launcher=ray": "only --out none --resume"},
     ),
     ("train --resume --out", {"other": "other holds no run to resume"}),
-    ("data", {"shoe": "no command 'data shoe'; did you mean `tiewise data show`? see tiewise --help"}),
+    ("data", {"shoe": "no command 'data shoe'; did you mean `tiewise data show`? see tiewise data --help"}),
     ("", RENAMED),
     ("data show -t text.txt --tokenizer bpe:300", SHOW),
     ("plan", PLAN),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.core.errors import nearest_name
+from tiewise.core.errors import nearest_name, suggest_choices
 
 VERBS = "rewrite"  # module that makes the commands of verbs
 DECIDE = "Decide"
@@ -104,7 +104,8 @@ def unknown_command(words: list[str]) -> str:
     name = words[0]
     if name in GROUPS:
         members = {command.words[-1]: command.name for command in commands().values() if command.words[0] == name}
-        return f"no command {' '.join(words)!r}{_hint(words[1], members)}"
+        hint = _hint(words[1], members) or f"; {suggest_choices(words[1], members.values())}"
+        return f"no command {' '.join(words)!r}{hint}"
     targets = {command.words[-1]: command.name for command in commands().values()}
     targets |= {group: group for group in GROUPS} | RENAMED
     if name in RENAMED:

@@ -26,6 +26,7 @@ from tiewise.core.written_options import for_terminal
 
 gc.set_threshold(50_000)  # starting creates many objects and no garbage; collecting took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # typer exports it under no public name
+COMPLETION = "_TIEWISE_COMPLETE"  # environment variable of a shell that completes a line
 HELP = "Tie wisely: plan, compare, check and repair the two places where a language model touches its vocabulary."
 
 # messages of the parser of arguments → tiewise's
@@ -54,6 +55,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     """Return the command line for some arguments: the command that they name, or all commands.
 
     A command is built with a parser for each of its options. For all commands this takes longer than most of them run.
+    A shell that completes a part of a name needs all commands.
 
     Raises:
         UsageError: the arguments name no command.
@@ -67,6 +69,9 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         _add_listed(app)
         return app
     command = find_command(name)
+    if command is None and COMPLETION in os.environ:
+        _add_listed(app)
+        return app
     if command is None:
         raise UsageError(unknown_command(name.split()))
     function = command.function()
@@ -197,12 +202,12 @@ def _usage_line(error: Any) -> str:
 
 
 def _named_words() -> list[str]:
-    """Return the words of the command line that name a command; none if they do not."""
+    """Return the typed words that name a command or a group; none if they do not."""
     words = [argument for argument in sys.argv[1:] if not argument.startswith("-")][:2]
     for length in (2, 1):
         if find_command(" ".join(words[:length])):
             return words[:length]
-    return []
+    return [word for word in words[:1] if word in GROUPS]
 
 
 def _exit(code: int) -> None:
@@ -317,7 +322,7 @@ def _unknown_option(error: Any) -> str:
 
 def _arguments() -> list[str]:
     """Return the arguments of the command line, or of the line that a shell completes."""
-    if "_TIEWISE_COMPLETE" not in os.environ:
+    if COMPLETION not in os.environ:
         return sys.argv[1:]
     # typer calls this itself only if it may add its two options for completion to the help
     import_module("typer.completion").completion_init()

@@ -44,7 +44,10 @@ def _in(panel: str, kind: type, *names: str, default: Any = None, **described: A
     share=(
         str,
         typer.Option(
-            None, metavar="LIST", help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is"
+            None,
+            metavar="LIST",
+            help="Parts that layers share, one column each: none,attention,ffn,all,all:groups=2.",
+            show_default="as it is",
         ),
     ),
     full=(
@@ -61,7 +64,7 @@ def _in(panel: str, kind: type, *names: str, default: Any = None, **described: A
     gated=_in(SIZES, bool, "--gated", help="The feed-forward part has a gate (three matrices)."),
     batch=_in(o.TRAINING, int, default=8, help="Sequences of one rank in one step."),
     length=_in(o.TRAINING, int, default=1024, help="Tokens of a sequence."),
-    dtype=_in(o.TRAINING, str, default="float32", help="Of weights and gradients: float32, bfloat16, float16."),
+    dtype=_in(o.TRAINING, str, default="float32", help="Type of weights and gradients: float32, bfloat16 or float16."),
     init=_in(o.TRAINING, float, help="Standard deviation of weights at the start.", show_default="the config's"),
     world=_in(o.MACHINES, int, default=1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded."),
     tp=_in(o.MACHINES, int, default=1, help="Ranks that split the vocabulary, by tiewise and by the usual form."),
@@ -73,7 +76,7 @@ def _in(panel: str, kind: type, *names: str, default: Any = None, **described: A
     min_size=_in(LISTED, float, help="Only models of at least this many billion parameters."),
     max_size=_in(LISTED, float, help="Only models of fewer than this many billion parameters."),
     sort=_in(LISTED, str, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
-    plot=_in(o.RESULTS, Path, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
+    plot=_in(o.RESULTS, Path, metavar="FILE.html", help="Draw the plan too, as one page that opens offline."),
     overwrite=_in(o.RESULTS, bool, "--overwrite", default=False, help="Replace the page that --plot names."),
     json_=(bool, o.JSON),
     quiet=(bool, o.QUIET),

@@ -290,7 +290,8 @@ class BoundarySpec:
         head, *written_options = text.strip().split("+")
         kind, _, sizes = head.partition(":")
         if kind not in KINDS:
-            raise SpecError(f"unknown boundary {kind!r} in {text!r}", suggest_choices(kind, KINDS))
+            place = "" if kind == text.strip() else f" in {text!r}"
+            raise SpecError(f"unknown boundary {kind!r}{place}", suggest_choices(kind, KINDS))
         values: dict[str, Any] = {}  # by field; `read_option` adds to it
         argument_readers = _readers(arguments(cls, kind))
         for item in sizes.split(","):

@@ -196,6 +196,9 @@ def test_vocab_hot_command_writes_files_and_reports_errors(target, texts, tmp_pa
     assert (code, said.out, "--to" in said.err) == (2, "", True)
     code, said = run(*given, "--json")
     assert (code, len(json.loads(said.out)["token_ids"]), said.err) == (0, N, "")
-    for arguments, words in ((["cold", *given[1:]], "write tiewise vocab hot"), ([*given, "--to=x.bin"], "no layout")):
+    for arguments, words in (
+        (["cold", *given[1:]], "choose one of vocab resize, vocab trim, vocab transplant, vocab hot"),
+        ([*given, "--to=x.bin"], "no layout"),
+    ):
         code, said = run(*arguments)
         assert (code, said.out, words in said.err) == (2, "", True)
