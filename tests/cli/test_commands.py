@@ -124,6 +124,13 @@ def test_train_prints_validation_loss_and_writes_model(tiewise, text, tmp_path):
     assert again.out == result.out
 
 
+def test_next_commands_quote_folders_with_blanks(compare, tiewise, text):
+    result = compare("--arms=tied,untied", "--seeds=1", "--out=my run")
+    assert result.out.splitlines()[-1] == "next: tiewise inspect 'my run'"
+    result = tiewise("train", "-t", text, *TINY, "--out=my model")
+    assert result.out.splitlines()[-1] == "next: tiewise inspect 'my model/tied/seed-1/final'"
+
+
 def test_compare_and_train_report_divergence(compare, tiewise, text):
     result = compare("--arms=tied,untied", "--seeds=1", "--set=learning_rate=1e30", "--out=run")
     assert result.code == 0

@@ -190,7 +190,12 @@ def _print_comparison(comparison: Comparison) -> None:
             places.append(f"{name} {way}")
     print(f"report: {folder / 'report.html'}\nmodels: {'; '.join(places)}")
     if not comparison.demo:
-        print(f"next: tiewise inspect {folder}")
+        _print_next("inspect", folder)
+
+
+def _print_next(command: str, folder: str | Path) -> None:
+    """Print the command to type next, with the folder in quotes where a shell needs them."""
+    print(f"next: {shlex.join(['tiewise', command, str(folder)])}")
 
 
 @o.taking(
@@ -230,7 +235,7 @@ def train(**parameters: Any) -> None:
     way = how_it_loads(trained.folder)
     print(f"{line}; it {way}" if way else line)
     if isfinite(trained.result.heldout_nll):
-        print(f"next: tiewise inspect {trained.model}")
+        _print_next("inspect", trained.model)
     upload(parameters, trained)
 
 
@@ -283,7 +288,8 @@ def heal(**parameters: Any) -> None:
     parameters |= {"fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
     healed: Healed | None = carry_out_command("heal", parameters)
     if healed is not None:
-        print(f"{healed.sentence()}\nmodel: {healed.model}\nnext: tiewise check {healed.model}")
+        print(f"{healed.sentence()}\nmodel: {healed.model}")
+        _print_next("check", healed.model)
 
 
 def kernels(
