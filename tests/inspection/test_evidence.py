@@ -11,7 +11,7 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.measurement import NEITHER, ONE, TWO, Measurement, Quantity
-from tiewise.inspection.inspection import NO_INTERVAL, SectionMeasurement, measure, open_models, tie_or_not
+from tiewise.inspection.inspection import NO_INTERVAL, NO_PAIR, SectionMeasurement, measure, open_models, tie_or_not
 
 
 @pytest.fixture
@@ -141,6 +141,13 @@ def test_verdict_follows_the_loss_for_either_reference_arm(tmp_path, losses, sid
     assert row.value == pytest.approx(value, abs=1e-6)
     assert found.verdict.startswith("no difference" if side == NEITHER else side)
     assert "over 3 seeds" in row.why
+
+
+def test_verdict_of_a_comparison_without_a_pair_says_which_arms_to_train(tmp_path):
+    run = write_run(tmp_path / "run", {"tied": planted([1])["tied"]}, {("tied", 1): 5.0})
+    found = tie_or_not(open_models([run]), ())
+    assert found.rows == ()
+    assert found.verdict == NO_PAIR
 
 
 def test_one_seed_gives_no_verdict(tmp_path):

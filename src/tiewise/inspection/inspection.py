@@ -60,6 +60,7 @@ LEAST_EFFORT = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_step
 GENERIC = frozenset({FINAL, "model", "checkpoint"})  # folder names that do not identify a model
 PARTS = 1000  # progress units of a section of weight 1
 NO_VERDICT = "a finished model cannot show which choice is better; `tiewise compare` trains both on your text"
+NO_PAIR = "this comparison has no losses of both tied and untied; `tiewise compare --arms tied,untied` trains both"
 FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "one seed cannot show which choice is better; train three or more with `tiewise compare --seeds 3`"
 
@@ -531,7 +532,7 @@ def tie_or_not(models: Sequence[InspectedModel], results: Sequence[SectionMeasur
         tested.append((name, _with_p(quantity, ", ".join(labels_of_quantity))))
     rows = _corrected(tested)
     if loss is None:
-        return TieOrNot(tuple(rows), NO_VERDICT)
+        return TieOrNot(tuple(rows), NO_VERDICT if models[0].run is None else NO_PAIR)
     _, tested_loss = rows[0]
     return TieOrNot(tuple(rows), _verdict(tested_loss))
 
