@@ -140,7 +140,7 @@ def _header_text(path: Path) -> tuple[bytes, int]:
         length = int.from_bytes(file.read(8), "little")
         if length > MOST_HEADER or length > size - 8:
             problem = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
-            raise CheckpointError(problem, f"if it is a safetensors file, it {_AGAIN.removeprefix('the file ')}")
+            raise CheckpointError(problem, f"if it is a safetensors file, {_AGAIN}")
         text = file.read(length)
     if len(text) < length:
         raise CheckpointError(f"{path}: the file ends inside its header", _AGAIN)
