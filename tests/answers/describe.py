@@ -160,7 +160,7 @@ def file_leaf(path, folder, *, moved=False, each_tensor=True):
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         return {"sha256": hashlib.sha256(raw).hexdigest()[:16], "bytes": len(raw)}
-    if path.suffix == ".html":
+    if path.suffix == ".html" or text.lower().startswith("<!doctype html>"):
         return page_leaf(texts.normalised(text, folder), trained=not each_tensor)
     if path.suffix in (".json", ".ipynb"):
         return json_leaf(text, folder)

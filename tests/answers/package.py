@@ -13,7 +13,7 @@ import jsonschema
 
 # command → the published schema of its JSON
 SCHEMAS = {"plan": "plan", "check": "audit", "inspect": "inspection", "compare": "results", "train": "run"}
-OTHER_ANSWERS = {"audits", "rules", "nothing_to_do"}  # keys of answers of other forms, without a schema
+OTHER_ANSWERS = {"audits", "models", "rules", "nothing_to_do"}  # keys of answers of other forms, without a schema
 
 
 def commands():
