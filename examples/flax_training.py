@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flax import nnx
 
-from tiewise.boundary.flax.find_tied import find_tied
+from tiewise.boundary.flax.find_tables import find_tables
 from tiewise.boundary.flax.models import FlaxDecoder, count_parameters
 from tiewise.boundary.flax.parameter_files import write
 from tiewise.boundary.flax.training import Fitting, OptaxRecipe, TrainingPoint, token_losses
@@ -50,7 +50,7 @@ def main() -> None:
         write(OUT / f"{arm.replace(':', '-')}.safetensors", model.named())
         nll = float(losses.mean())
         print(
-            f"{arm:12} {count_parameters(model):9,} parameters  {find_tied(nnx.state(model, nnx.Param), VOCAB)}\n"
+            f"{arm:12} {count_parameters(model):9,} parameters  {find_tables(nnx.state(model, nnx.Param), VOCAB)}\n"
             f"{'':12} validation nll {nll:.4f}, perplexity {math.exp(nll):.1f}, "
             f"{fitting.timed * recipe.batch * recipe.length / fitting.seconds:,.0f} tokens/s"
         )

@@ -3,8 +3,8 @@
 from tiewise.boundary.flax.boundary import LinenBoundary as LinenBoundary
 from tiewise.boundary.flax.boundary import NNXBoundary as NNXBoundary
 from tiewise.boundary.flax.boundary import PureBoundary as PureBoundary
-from tiewise.boundary.flax.find_tied import check_ends as check_ends
-from tiewise.boundary.flax.find_tied import find_tied as find_tied
+from tiewise.boundary.flax.find_tables import check_ends as check_ends
+from tiewise.boundary.flax.find_tables import find_tables as find_tables
 from tiewise.boundary.flax.loss import linear_cross_entropy as linear_cross_entropy
 from tiewise.boundary.flax.models import tied_io_embed as tied_io_embed
 from tiewise.boundary.flax.parameter_files import load as load

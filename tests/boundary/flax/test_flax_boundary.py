@@ -14,7 +14,7 @@ from safetensors.torch import save_model
 
 from tiewise.boundary.boundary import Boundary as TorchBoundary
 from tiewise.boundary.flax.boundary import LinenBoundary, NNXBoundary, PureBoundary
-from tiewise.boundary.flax.find_tied import find_tied
+from tiewise.boundary.flax.find_tables import find_tables
 from tiewise.boundary.flax.parameter_files import flat, load, nested, save
 from tiewise.boundary.flax.paths import path_norms, probe
 from tiewise.boundary.ops.path_gradient import PathRecord
@@ -186,15 +186,15 @@ def test_tied_boundary_has_one_leaf_in_parameters_and_optimizer_state(kind):
     model = NNXBoundary(kind, V, D, rngs=nnx.Rngs(0))
     tables = 1 if model.pure.tied else 2
     state = nnx.state(model, nnx.Param)
-    assert len(find_tied(state, V).leaves) == tables
+    assert len(find_tables(state, V).leaves) == tables
     moments = nnx.state(nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param))
-    assert len(find_tied(moments, V).leaves) == 2 * tables  # first and second moments
+    assert len(find_tables(moments, V).leaves) == 2 * tables  # first and second moments
     body = lambda rows: jnp.ones((*rows.shape[:-1], D))  # noqa: E731
     variables = LinenBoundary(kind, V, D).init(jax.random.key(0), IDS, body, IDS)
     shapes = lambda params: {name: x.shape for name, x in params.items()}  # noqa: E731
     assert shapes(flat(variables["params"])) == shapes(model.parameters())
-    assert len(find_tied(variables, V).leaves) == tables
-    assert len(find_tied(optax.sgd(1e-3, momentum=0.9).init(variables), V).leaves) == tables
+    assert len(find_tables(variables, V).leaves) == tables
+    assert len(find_tables(optax.sgd(1e-3, momentum=0.9).init(variables), V).leaves) == tables
 
 
 def test_predicted_nll_equals_pytorch_and_the_first_loss():

@@ -11,7 +11,7 @@ from fp64_truth import error
 from safetensors.torch import load_file
 
 import tiewise
-from tiewise.boundary.flax.find_tied import find_tied
+from tiewise.boundary.flax.find_tables import find_tables
 from tiewise.boundary.flax.models import FlaxDecoder, count_parameters, tied_io_embed
 from tiewise.boundary.flax.parameter_files import read, write
 from tiewise.core.errors import CheckpointError, SpecError
@@ -42,7 +42,7 @@ def test_flax_decoder_equals_pytorch_llama_and_writes_the_same_file(spec, tmp_pa
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert count_parameters(ours) == sum(p.numel() for p in theirs.parameters())
-    assert find_tied(nnx.state(ours, nnx.Param), V).one == (spec != "untied")
+    assert find_tables(nnx.state(ours, nnx.Param), V).one == (spec != "untied")
     logits = theirs(torch.tensor(IDS)).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(TARGETS).flatten())
     loss.backward()

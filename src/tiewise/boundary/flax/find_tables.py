@@ -1,11 +1,11 @@
 """Tables in a Flax tree, and common mistakes of models that should be tied.
 
-    print(find_tied(params))
+    print(find_tables(params))
     2 tables of 1,000 tokens, not equal: params/Embed_0/embedding [V, 64], params/Dense_0/kernel [64, V] (transposed)
 
 A pytree has no aliases: two leaves are two matrices, even if they have the same numbers now, and the optimizer will
-make them differ. `find_tied` reads the tree. `check_ends` also runs the model, to detect mistakes that are not visible
-in the tree.
+make them differ. `find_tables` reads the tree. `check_ends` also runs the model, to detect mistakes that are not
+visible in the tree.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class TreeTables:
         return f"{len(self.equal)} of {pairs} pairs equal"
 
 
-def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
+def find_tables(params: Any, vocab: int | None = None) -> TreeTables:
     """Return the tables in a tree of arrays.
 
-    >>> print(find_tied({"embedding": jnp.zeros((10, 4))}))
+    >>> print(find_tables({"embedding": jnp.zeros((10, 4))}))
     1 table of 10 tokens: embedding [V, 4]
 
     Args:
@@ -155,7 +155,7 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
         apply: maps (params, tokens [..]) to logits [.., V].
         params: the model's tree.
         ids: [..] tokens, fewer distinct ones than V.
-        vocab: V, as in `find_tied`.
+        vocab: V, as in `find_tables`.
 
     Returns:
         One sentence for each mistake; an empty list if there is none.
@@ -165,7 +165,7 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     """
     mistakes = _check_id_type(jnp.asarray(ids).dtype)
     ids = jnp.asarray(ids).astype(jnp.int32)
-    tables = find_tied(params, vocab)
+    tables = find_tables(params, vocab)
     if len(tables.leaves) > 1:
         mistakes.append(f"{tables}; declare one and use it at both ends")
     try:

@@ -1,4 +1,4 @@
-"""`find_tied` and `check_ends` on small Flax modules that each make one of four classic mistakes of tying."""
+"""`find_tables` and `check_ends` on small Flax modules that each make one of four classic mistakes of tying."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from flax import linen, nnx
 
 from tiewise.boundary.flax.boundary import NNXBoundary
-from tiewise.boundary.flax.find_tied import check_ends, find_tied
+from tiewise.boundary.flax.find_tables import check_ends, find_tables
 from tiewise.boundary.flax.models import TiedIO
 from tiewise.core.errors import DataError
 
@@ -41,26 +41,26 @@ def initialise(module, ids=IDS):
     return module.init(jax.random.PRNGKey(0), ids)
 
 
-def test_find_tied_reports_two_tables_for_an_embed_and_a_separate_head():
+def test_find_tables_reports_two_tables_for_an_embed_and_a_separate_head():
     params = initialise(SeparateHead())
-    tables = find_tied(params)
+    tables = find_tables(params)
     assert str(tables) == (
         "2 tables of 11 tokens, not equal: params/Dense_0/kernel [4, V] (transposed), params/Embed_0/embedding [V, 4]"
     )
     assert len(check_ends(SeparateHead().apply, params, IDS)) == 1
 
 
-def test_find_tied_reports_equal_values_in_two_leaves_as_untied():
+def test_find_tables_reports_equal_values_in_two_leaves_as_untied():
     params = initialise(SeparateHead())
     params["params"]["Dense_0"]["kernel"] = params["params"]["Embed_0"]["embedding"].T
-    tables = find_tied(params)
+    tables = find_tables(params)
     assert tables.equal == (("params/Dense_0/kernel", "params/Embed_0/embedding"),)
     assert not tables.one
     assert "equal now, but free to move apart" in str(tables)
     same = dict.fromkeys(("in", "out"), jnp.ones((V, D)))  # one array at two places of a tree
-    assert len(find_tied(same, V).leaves) == 2
+    assert len(find_tables(same, V).leaves) == 2
     grads = jax.grad(lambda p: SeparateHead().apply(p, IDS).var())(params)
-    assert not find_tied(optax.apply_updates(params, grads)).equal  # different after one step
+    assert not find_tables(optax.apply_updates(params, grads)).equal  # different after one step
 
 
 def test_check_ends_reports_a_table_that_the_head_does_not_transpose():
@@ -69,7 +69,7 @@ def test_check_ends_reports_a_table_that_the_head_does_not_transpose():
     params = {"params": {"embedding": jnp.ones((V, D))}}
     assert check_ends(DeclaredTable().apply, params, IDS)[0].endswith("is the head table.T?")
     square = initialise(DeclaredTable(V))  # D = V: Flax raises no error, and the tree looks tied
-    assert find_tied(square).one
+    assert find_tables(square).one
     assert "moves other tokens' logits" in check_ends(DeclaredTable(V).apply, square, IDS)[0]
 
 
@@ -84,7 +84,7 @@ def test_check_ends_reports_float_token_ids():
 
 def test_check_ends_reports_two_calls_of_param():
     params = initialise(DeclaredTable(second=True))
-    assert [leaf.path for leaf in find_tied(params).leaves] == ["params/embedding", "params/unembedding"]
+    assert [leaf.path for leaf in find_tables(params).leaves] == ["params/embedding", "params/unembedding"]
     assert "declare one and use it at both ends" in check_ends(DeclaredTable(second=True).apply, params, IDS)[0]
 
 
@@ -93,9 +93,9 @@ def test_check_ends_reports_nothing_for_a_tied_model():
     with pytest.raises(DataError, match="every one of 11 tokens"):
         check_ends(TiedIO(V, D).apply, initialise(TiedIO(V, D)), np.arange(V))
     with pytest.raises(DataError, match="no matrix"):
-        find_tied({"scale": jnp.ones(3)})
+        find_tables({"scale": jnp.ones(3)})
 
 
-def test_find_tied_reports_readable_paths_of_an_nnx_state():
+def test_find_tables_reports_readable_paths_of_an_nnx_state():
     state = nnx.state(NNXBoundary("factored-untied:3", V, D, rngs=nnx.Rngs(0)))
-    assert [str(leaf) for leaf in find_tied(state, V).leaves] == ["table_in [V, 3]", "table_out [V, 3]"]
+    assert [str(leaf) for leaf in find_tables(state, V).leaves] == ["table_in [V, 3]", "table_out [V, 3]"]
