@@ -90,6 +90,7 @@ def test_measured_sentence_states_direction_size_and_text():
 def test_saving_names_the_total_only_if_it_is_counted():
     assert saving_in_words(SAVING) == "131 M of 463 M parameters (28 %)"
     assert saving_in_words(ParametersSaved(926_679_040, 671_026_404_352)) == "927 M of 671 B parameters (0.14 %)"
+    assert saving_in_words(ParametersSaved(1_174_405_120, 1.026e12)) == "1.17 B of 1.03 T parameters (0.11 %)"
     assert saving_in_words(ParametersSaved(5_000_000, None)) == "5 M parameters (the total is not counted)"
 
 

@@ -16,6 +16,7 @@ from tiewise.core.measurement import count, plain, rounded
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget
+from tiewise.planning.plan_rows import short
 
 TIE, UNTIE, MIXED, NOTHING = "tie", "untie", "mixed", "nothing to tie"
 DISSENT = 1  # neighbours that may differ from the others; its source is `score_neighbours`, in docs/plan.md
@@ -132,20 +133,9 @@ def _first_sentence(choice: str, saving: ParametersSaved, neighbours: Sequence[R
 def saving_in_words(saving: ParametersSaved) -> str:
     """Return a saving as text: 131 M of 463 M parameters (28 %)."""
     if saving.share is None or saving.untied is None:
-        return f"{_millions(saving.parameters)} parameters (the total is not counted)"
+        return f"{short(saving.parameters)} parameters (the total is not counted)"
     share = f"{100 * saving.share:.2g}"
-    return f"{_millions(saving.parameters)} of {_millions(saving.untied)} parameters ({share} %)"
-
-
-def _millions(parameters: float) -> str:
-    """Return a count of parameters in words, such as 131 M.
-
-    Below a thousand it has all digits.
-    """
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if parameters >= 0.9995 * size:
-            return f"{parameters / size:,.3g} {unit}"
-    return count(parameters)
+    return f"{short(saving.parameters)} of {short(saving.untied)} parameters ({share} %)"
 
 
 def _neighbours_in_words(tied: Sequence[bool | None]) -> str:
