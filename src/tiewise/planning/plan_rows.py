@@ -428,12 +428,16 @@ def atlas_sentences(record: Record) -> str:
     atlas = record["atlas"]
     if atlas is None:
         return ""
-    first = atlas["rows"][0]
-    place = f"width {first['width']:,}, {first['layers']} layers, V {first['vocab']:,}"
-    nearest = f"The nearest {KIND} that was trained both ways has {place}."
+    nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}."
     if atlas["within"]:
         return nearest
     return f"No measurement near this size: {_why_outside(atlas)}. {nearest}"
+
+
+def trained_sizes(atlas: Record) -> str:
+    """Return the sizes of the nearest measured settings as text."""
+    first = atlas["rows"][0]
+    return f"width {first['width']:,}, {first['layers']} layers, V {first['vocab']:,}"
 
 
 def _why_outside(atlas: Record) -> str:

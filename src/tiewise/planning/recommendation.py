@@ -16,7 +16,7 @@ from tiewise.core.measurement import count, plain, rounded
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget
-from tiewise.planning.plan_rows import short
+from tiewise.planning.plan_rows import short, trained_sizes
 
 TIE, UNTIE, MIXED, NOTHING = "tie", "untie", "mixed", "nothing to tie"
 DISSENT = 1  # neighbours that may differ from the others; its source is `score_neighbours`, in docs/plan.md
@@ -158,11 +158,9 @@ def _measured_sentences(atlas: Record | None) -> list[str]:
     if not atlas["within"]:
         return [UNMEASURED]
     settings = atlas["rows"]
-    first, last = settings[0], settings[-1]
-    place = f"width {first['width']:,}, {first['layers']} layers, V {first['vocab']:,}"
-    by_tokens = {setting["tokens"]: setting for setting in (first, last)}
+    by_tokens = {setting["tokens"]: setting for setting in (settings[0], settings[-1])}
     outcomes = "; ".join(_outcome_in_words(setting) for setting in by_tokens.values())
-    return [f"Measured near this size ({place}): {outcomes}."]
+    return [f"Measured near this size ({trained_sizes(atlas)}): {outcomes}."]
 
 
 def _outcome_in_words(setting: Record) -> str:
