@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiewise.core.measurement import plain, signed
+from tiewise.core.measurement import loss_digits, magnitudes, plain, signed
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,16 @@ from tiewise.core.measurement import plain, signed
 )
 def test_plain_and_signed_format_numbers(told, value, digits, text):
     assert told(value, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.043, 0.062, "0.043–0.062"), (-0.062, -0.043, "0.043–0.062"), (9.5, 10.25, "9.500–10.250")],
+)
+def test_magnitudes_put_the_smaller_limit_first(low, high, text):
+    assert magnitudes(low, high, 3) == text
+
+
+@pytest.mark.parametrize(("losses", "digits"), [((0.005, -0.02), 3), ((-0.002, 0.009), 5), ((0.0,), 3)])
+def test_loss_digits_are_more_for_small_differences(losses, digits):
+    assert loss_digits(*losses) == digits

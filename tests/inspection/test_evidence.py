@@ -143,6 +143,11 @@ def test_verdict_follows_the_loss_for_either_reference_arm(tmp_path, losses, sid
     assert "over 3 seeds" in row.why
 
 
+def test_verdict_has_more_digits_for_a_small_difference(tmp_path):
+    found = verdict_of_losses(tmp_path, {"tied": (5.0, 5.1, 5.2), "untied": (4.9995, 5.0996, 5.1994)})
+    assert "their validation loss is 0.00050 nats/token lower (95 % CI 0.00025–0.00075, 3 seeds)" in found.verdict
+
+
 def test_verdict_of_a_comparison_without_a_pair_says_which_arms_to_train(tmp_path):
     run = write_run(tmp_path / "run", {"tied": planted([1])["tied"]}, {("tied", 1): 5.0})
     found = tie_or_not(open_models([run]), ())

@@ -46,6 +46,20 @@ def signed(value: float | None, digits: int = 4) -> str:
     return plain(value, digits, "+")
 
 
+def magnitudes(low: float, high: float, digits: int = 4) -> str:
+    """Return an interval that excludes zero as text without its sign: 0.043–0.062."""
+    smaller, larger = sorted((abs(low), abs(high)))
+    return f"{plain(smaller, digits)}–{plain(larger, digits)}"
+
+
+def loss_digits(*losses: float) -> int:
+    """Return the digits after the point of losses: 3, or 5 if all are small."""
+    largest = max(abs(loss) for loss in losses)
+    if largest >= 0.01 or largest == 0:
+        return 3
+    return 5
+
+
 def count(value: float) -> str:
     """Return a whole number with thousands separators: 1,234,567."""
     return f"{value:,.0f}"

@@ -32,7 +32,18 @@ from tiewise.core.errors import (
     to_printable,
 )
 from tiewise.core.estimates import Estimate, holm_adjusted, p_value
-from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity, plain, signed
+from tiewise.core.measurement import (
+    NATS,
+    NEITHER,
+    ONE,
+    TWO,
+    Measurement,
+    Quantity,
+    loss_digits,
+    magnitudes,
+    plain,
+    signed,
+)
 from tiewise.core.progress import ProgressListener, listen_to_progress
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
@@ -613,12 +624,13 @@ def _verdict(loss: Quantity) -> str:
     """Return a sentence about the difference of the losses."""
     if math.isnan(loss.low):
         return NO_INTERVAL
+    digits = loss_digits(loss.value, loss.low, loss.high)
     if loss.speaks == NEITHER:
-        evidence = f"95 % CI {signed(loss.low, 3)} to {signed(loss.high, 3)}, {loss.n} seeds"
-        value = f"untied − tied is {signed(loss.value, 3)} nats/token ({evidence})"
+        evidence = f"95 % CI {signed(loss.low, digits)} to {signed(loss.high, digits)}, {loss.n} seeds"
+        value = f"untied − tied is {signed(loss.value, digits)} nats/token ({evidence})"
         return f"no difference detected on this text: validation loss {value}"
-    low, high = sorted(plain(abs(limit), 3) for limit in (loss.low, loss.high))
-    size = f"{plain(abs(loss.value), 3)} nats/token lower (95 % CI {low}–{high}, {loss.n} seeds)"
+    evidence = f"95 % CI {magnitudes(loss.low, loss.high, digits)}, {loss.n} seeds"
+    size = f"{plain(abs(loss.value), digits)} nats/token lower ({evidence})"
     if loss.speaks == ONE:
         return f"one table predicts better on this text: its validation loss is {size}"
     return f"two tables predict better on this text: their validation loss is {size}"

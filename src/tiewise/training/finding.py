@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tiewise.core.measurement import plain, signed
+from tiewise.core.measurement import loss_digits, magnitudes, plain, signed
 from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 
 UNEQUAL = 0.05  # share of the reference's parameters from which `--match parameters` is advised
@@ -140,8 +140,7 @@ def _loss_sentence(comparison: Comparison, arm: str, beginning: str, end: str, s
     assert d.low is not None
     assert d.high is not None
     digits = _digits(d)
-    low, high = sorted(plain(abs(limit), digits) for limit in (d.low, d.high))
-    evidence = f"95 % CI {low}–{high}, {d.n} seeds"
+    evidence = f"95 % CI {magnitudes(d.low, d.high, digits)}, {d.n} seeds"
     size = size or size_in_words(comparison, arm, comparison.reference)
     return f"{beginning} validation loss {plain(abs(d.mean), digits)} nats/token {end} ({evidence}), with {size}."
 
@@ -183,10 +182,7 @@ def _has_diverged(comparison: Comparison, arm: str) -> bool:
 
 def _digits(d: Difference) -> int:
     """Return the digits after the point of a difference: more for a small one."""
-    largest = max(abs(value) for value in (d.mean, d.low or 0.0, d.high or 0.0))
-    if largest >= 0.01 or largest == 0:
-        return 3
-    return 5
+    return loss_digits(d.mean, d.low or 0.0, d.high or 0.0)
 
 
 def size_in_words(comparison: Comparison, arm: str, other: str) -> str:
