@@ -68,7 +68,8 @@ def _arms_by_outcome(comparison: Comparison) -> dict[str, list[str]]:
     for arm in comparison.arms:
         if arm != comparison.reference:
             arms[_outcome(_difference(comparison, arm))].append(arm)
-    arms[BETTER].sort(key=lambda arm: _mean(comparison, arm))
+    means = {d.arm: d.mean for d in comparison.differences if d.metric == "heldout_nll"}
+    arms[BETTER].sort(key=means.__getitem__)
     return arms
 
 
@@ -87,14 +88,6 @@ def explanations(comparison: Comparison) -> list[str]:
 def _difference(comparison: Comparison, arm: str) -> Difference | None:
     """Return the difference in validation loss between an arm and the reference."""
     return comparison.difference(arm, "heldout_nll")
-
-
-def _mean(comparison: Comparison, arm: str) -> float:
-    """Return an arm's mean difference from the reference; 0 without one."""
-    d = _difference(comparison, arm)
-    if d is None:
-        return 0.0
-    return d.mean
 
 
 def _outcome(d: Difference | None) -> str:
