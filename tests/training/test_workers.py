@@ -185,7 +185,7 @@ def test_settle_count_considers_threads_runs_memory_kind_and_trial_speed(job, ti
     monkeypatch.setattr(short_trials, "estimate_demand", lambda job: (10 * GIGABYTE, 30.0))
     slower = 0.7
     assert chosen(2)[:2] == (1, 8)
-    assert chosen(9) == (8, 1, "30% faster than one at a time in a short trial")
+    assert chosen(9) == (8, 1, "they took 30% less time than one at a time in a short trial")
     assert [chosen(3)[:2], chosen(1)[:2]] == [(3, 2), (1, 8)]
     slower = 1.2
     assert chosen(9) == (1, 8, "8 at a time were not clearly faster in a short trial")

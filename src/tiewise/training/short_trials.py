@@ -361,7 +361,7 @@ def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Sho
     # without the rest of a run, which is mostly imports in a process's first run
     share = replace(together, rest=0.0).seconds(job) / most / replace(alone, rest=0.0).seconds(job)
     if share <= LARGEST_TIME_RATIO:
-        return most, f"{1 - share:.0%} faster than one at a time in a short trial"
+        return most, f"they took {1 - share:.0%} less time than one at a time in a short trial"
     workers.end()
     return 1, f"{most} at a time were not clearly faster in a short trial"
 
