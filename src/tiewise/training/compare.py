@@ -490,7 +490,7 @@ def make_jobs(
 def _name_with_start(out: Path) -> str:
     """Return the name of a run's folder with the time of its start.
 
-    A tracker thus distinguishes a run from the one that it replaced, and a resume goes on in the same.
+    A tracker thus distinguishes a run from the one that it replaced. A resumed run has the same name.
     """
     started = (read_json(out / ENVIRONMENT) or {}).get("started", "")
     return f"{out.absolute().name}-{started}"

@@ -276,7 +276,7 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
 class _ScoredRows:
     """Pairs that maps are scored on, and their cosines by every map."""
 
-    part: str  # FITTED or HELD_OUT
+    part: str  # FITTED or HELDOUT
     indices: Ids  # the pairs [n]
     cosines: dict[Key, Matrix] = field(default_factory=dict)  # map → cosines [n]
     permuted: list[dict[Key, Matrix]] = field(default_factory=list)  # the same for each permutation
@@ -480,7 +480,7 @@ class Subspace:
 
 
 def spectra(products: Products, counts: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
-    """Return (spectra of both tables, their leading subspaces of `ks` directions).
+    """Return (spectra of both tables, their leading subspaces of `counts` directions).
 
     Both are of centred rows.
     """
