@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -18,23 +19,15 @@ class NamedParameter:
         return f"{' = '.join(self.names)} {list(self.shape)}"
 
 
-def named_tables(model: nn.Module, tables: tuple[Tensor, ...]) -> list[NamedParameter]:
+def named_tables(model: nn.Module, tables: Iterable[Tensor]) -> list[NamedParameter]:
     """Return each of the tables once, with all its names in the model."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
     distinct = {id(table): table for table in tables}
-    return [NamedParameter(names_of(model, table), tuple(table.shape)) for table in distinct.values()]
-
-
-def names_of(model: nn.Module, parameter: Tensor) -> tuple[str, ...]:
-    """Return all names of a parameter in a model."""
-    every = model.named_parameters(remove_duplicate=False)
-    return tuple(name for name, other in every if other is parameter)
+    return [NamedParameter(tuple(names.get(key, ())), tuple(table.shape)) for key, table in distinct.items()]
 
 
 def shared_parameters(model: nn.Module) -> list[NamedParameter]:
     """Return every parameter that has several names in a model."""
-    names: dict[int, list[str]] = {}
-    shapes: dict[int, tuple[int, ...]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        shapes[id(parameter)] = tuple(parameter.shape)
-    return [NamedParameter(tuple(of), shapes[key]) for key, of in names.items() if len(of) > 1]
+    return [one for one in named_tables(model, model.parameters()) if len(one.names) > 1]
