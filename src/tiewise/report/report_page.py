@@ -81,11 +81,6 @@ class Panel:
         return {"l": 6, "r": 12, "t": top, "b": 6}
 
     @property
-    def chart(self) -> Markup:
-        """Static chart of the figure as HTML, which a page shows at first."""
-        return Markup(static_chart(self.record(), f"{self.title}. {self.caption}"))
-
-    @property
     def height(self) -> int:
         """Height of the interactive figure, in pixels."""
         with_title: int = self.figure.layout.height
@@ -155,7 +150,11 @@ class ReportPage:
     def render(self) -> str:
         """Return the page as text."""
         themes = {"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}
-        records = [panel.record() for panel in self.panels]
+        panels = self.panels
+        records = [panel.record() for panel in panels]
+        charts = []
+        for panel, of_panel in zip(panels, records, strict=True):
+            charts.append(Markup(static_chart(of_panel, f"{panel.title}. {panel.caption}")))
         record = {"figures": records, "themes": themes}
         # escaped, so that no string can close the script element
         figures = json.dumps(record, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -165,6 +164,7 @@ class ReportPage:
             sections=[section for section in self.sections if not section.empty],
             number=count().__next__,
             columns=_columns,
+            charts=charts,
             definitions=Markup(definitions(records)),
             plotly=_packed_plotly(),
             figures=Markup(figures),
