@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tiewise.report.chart.axis import Record
 from tiewise.report.chart.marks import LEVELS, heat_colour
-from tiewise.report.chart.symbols import DASHES, fill_of_bar, is_open, pattern_id, symbol_path, symbols_of
+from tiewise.report.chart.symbols import DASHES, is_open, paint_of_bar, symbol_path, symbols_of
 from tiewise.report.chart.tick_text import MINUS
 
 LARGEST = 11  # pixels of a marker in a swatch
@@ -36,11 +36,7 @@ def _entries(figure: Record) -> Iterator[str]:
 def _swatch(trace: Record) -> str:
     """Return a sample of a trace's line, marker or bar."""
     if trace["type"] == "bar":
-        colour, shape = fill_of_bar(trace)
-        fill = colour
-        if shape:
-            fill = f"url(#{pattern_id(colour, shape)})"
-        return f'<rect x="-7" y="-6" width="14" height="12" fill="{fill}"/>'
+        return f'<rect x="-7" y="-6" width="14" height="12" fill="{paint_of_bar(trace)}"/>'
     parts = []
     if "lines" in trace["mode"]:
         line = trace["line"]

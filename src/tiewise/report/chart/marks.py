@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tiewise.report.chart.axis import ChartAxis, Record, is_number
-from tiewise.report.chart.symbols import DASHES, fill_of_bar, is_open, pattern_id, symbol_id, symbols_of
+from tiewise.report.chart.symbols import DASHES, is_open, paint_of_bar, symbol_id, symbols_of
 
 LEVELS = 40  # colours between zero and each end of a diverging scale
 STRONG = 29  # level from which a cell's text has the page's colour
@@ -156,10 +156,7 @@ def _add_markers(marks: ChartMarks, trace: Record, points: Sequence[tuple[float,
 
 def _bars(index: int, trace: Record, plane: ChartPlane, starts: dict[str, float]) -> Iterator[str]:
     """Yield the bars of a trace, each at the end of its row's last one. `starts` has the ends by row."""
-    colour, shape = fill_of_bar(trace)
-    fill = colour
-    if shape:
-        fill = f"url(#{pattern_id(colour, shape)})"
+    fill = paint_of_bar(trace)
     for row, (name, length) in enumerate(zip(trace["y"], trace["x"], strict=True)):
         start = starts[name]
         starts[name] += length

@@ -90,6 +90,14 @@ def fill_of_bar(trace: Record) -> tuple[str, str]:
     return trace["marker"]["color"], trace["marker"].get("pattern", {}).get("shape", "")
 
 
+def paint_of_bar(trace: Record) -> str:
+    """Return the value of `fill` for a trace of bars: its colour, or its pattern."""
+    colour, shape = fill_of_bar(trace)
+    if shape:
+        return f"url(#{pattern_id(colour, shape)})"
+    return colour
+
+
 def _pattern(name: str, colour: str, hatch: str) -> str:
     """Return a coloured pattern with dark lines."""
     lines = f'<path d="{hatch}" stroke="#000" stroke-opacity=".35" stroke-width="1" stroke-linecap="round"/>'
