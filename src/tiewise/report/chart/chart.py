@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import chain
 
 from tiewise.report.chart import labels
-from tiewise.report.chart.axis import ChartAxis, Record, axis_of, is_number
+from tiewise.report.chart.axis import ChartAxis, Record, axis_of
 from tiewise.report.chart.legend import legend
 from tiewise.report.chart.marks import ChartMarks, ChartPlane, draw, interval_ends, number, rows_of_bars
 
@@ -184,5 +184,5 @@ def _grid(kind: ChartKind, plane: ChartPlane) -> Iterator[str]:
     yield f'<path class="grid" d="{"".join(lines)}"/>'
     zero = plane.y.place(0)
     has_zero_line = kind is ChartKind.CURVES and plane.y.options.get("zeroline", True)
-    if has_zero_line and is_number(zero) and 0 <= (zero or 0) <= 100:
-        yield f'<path class="zero" d="M0 {number(100 - (zero or 0))}H100"/>'
+    if has_zero_line and zero is not None and 0 <= zero <= 100:
+        yield f'<path class="zero" d="M0 {number(100 - zero)}H100"/>'
