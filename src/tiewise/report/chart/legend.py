@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
+from tiewise.core.measurement import MINUS
 from tiewise.report.chart.axis import Record
 from tiewise.report.chart.marks import LEVELS, heat_colour
 from tiewise.report.chart.symbols import DASHES, is_open, paint_of_bar, symbol_path, symbols_of
-from tiewise.report.chart.tick_text import MINUS
 
 LARGEST = 11  # pixels of a marker in a swatch
 SCALE = "linear-gradient(to right,{low},{zero},{high})"

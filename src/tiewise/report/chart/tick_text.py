@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MINUS = "\N{MINUS SIGN}"
+from tiewise.core.measurement import MINUS
+
 MOST_DIGITS = 7  # a step below 10⁻⁶ gives texts with an exponent
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SI_PREFIXES = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
