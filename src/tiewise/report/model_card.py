@@ -5,7 +5,6 @@ A card has metadata that the Hub reads, the verdict, a table, the command, and t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from tiewise.core import __version__
 from tiewise.report.comparison_measurement import demo_banner, results, verdict
-from tiewise.training.folder import how_it_loads
+from tiewise.training.folder import how_it_loads, read_json
 from tiewise.training.results import DENSE, FINAL, Comparison, RunResult, SingleRun
 
 # task of the Hub and class of transformers, by the end of the name of a model's class
@@ -89,7 +88,7 @@ def _task(run: Path) -> tuple[str | None, str]:
 
     The task is None if TASKS lacks the class of the model.
     """
-    config = json.loads((run / FINAL / "config.json").read_text(encoding="utf-8"))
+    config = read_json(run / FINAL / "config.json") or {}
     class_name = (config.get("architectures") or [""])[0]
     for end, task in TASKS.items():
         if class_name.endswith(end):
