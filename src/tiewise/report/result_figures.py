@@ -25,11 +25,10 @@ def figures_of(result: PrintedResult) -> dict[str, Any]:
 
     If a name has several figures, the others are `name_2`, `name_3` and so on.
     """
-    figures: dict[str, Any] = {}
     for kind, group in _GROUPS.items():
         if isinstance(result, kind):
-            figures = _numbered(group(result))
-    return figures
+            return _numbered(group(result))
+    return {}
 
 
 def _numbered(groups: Groups) -> dict[str, Any]:
