@@ -60,11 +60,12 @@ def sweep(
             study = carry_out_study(study_grid, out, o.command_line(), display, **options)
     if json_:
         return o.print_json(study.record())
-    from tiewise.report.sweep_page import PAGE, sweep_view
+    from tiewise.report.sweep_page import sweep_view
+    from tiewise.training.folder import REPORT
 
     if study.results:
         o.print_view(sweep_view(study))
-        print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
+        print(f"report: {out / REPORT}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
 
 
 def _require_grid(grid: str | None, out: Path, *, resume: bool, overwrite: bool, changed: bool) -> None:

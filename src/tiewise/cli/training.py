@@ -178,7 +178,7 @@ def compare(**parameters: Any) -> None:
 def _print_comparison(comparison: Comparison) -> None:
     """Print the answer of a comparison, and where its report and its models are."""
     from tiewise.report.comparison_measurement import comparison_view
-    from tiewise.training.folder import folder_name, how_it_loads
+    from tiewise.training.folder import REPORT, folder_name, how_it_loads
     from tiewise.training.results import FINAL
 
     o.print_view(comparison_view(comparison))
@@ -188,7 +188,7 @@ def _print_comparison(comparison: Comparison) -> None:
         way = how_it_loads(folder / name / "seed-1")
         if way:
             places.append(f"{name} {way}")
-    print(f"report: {folder / 'report.html'}\nmodels: {'; '.join(places)}")
+    print(f"report: {folder / REPORT}\nmodels: {'; '.join(places)}")
     if not comparison.demo:
         _print_next("inspect", folder)
 

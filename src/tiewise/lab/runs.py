@@ -26,7 +26,7 @@ from tiewise.report.comparison_page import write_report
 from tiewise.report.hub import push_to_hub as upload_to_hub
 from tiewise.report.hub import require_repo_id
 from tiewise.training.compare import Display, finish, finish_one, open_run, start
-from tiewise.training.folder import locked, write_json
+from tiewise.training.folder import REPORT, locked, write_json
 from tiewise.training.kinds.heal import HEAL, HealOptions, healing_settings
 from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
@@ -38,7 +38,7 @@ from tiewise.training.workers import Workers
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-REPORT, HEALED = "report.html", "healed.json"
+HEALED = "healed.json"
 MOST_HELDOUT_TOKENS = 1_000_000  # held-out tokens that passages are drawn from, at most
 Result = TypeVar("Result")
 Uploaded = TypeVar("Uploaded", Comparison, SingleRun)

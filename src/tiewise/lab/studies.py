@@ -12,10 +12,10 @@ from typing import Any
 
 from tiewise.core.errors import RunError, TiewiseError
 from tiewise.lab.call_settings import call_text, read_folder_argument
-from tiewise.lab.runs import REPORT, carry_out, workers_for
+from tiewise.lab.runs import carry_out, workers_for
 from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish
-from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path
+from tiewise.training.folder import LOCK, REPORT, RESULTS, locked, read_json, remove, replace_path
 from tiewise.training.launchers import LOCAL
 from tiewise.training.results import Comparison
 from tiewise.training.settings import Settings

@@ -27,10 +27,10 @@ from huggingface_hub.utils import (
 
 from tiewise.core.errors import RunError, one_line_message
 from tiewise.report.model_card import comparison_card, run_card
-from tiewise.training.folder import ENVIRONMENT, RESULTS, read_json, seed_folder
+from tiewise.training.folder import ENVIRONMENT, REPORT, RESULTS, read_json, seed_folder
 from tiewise.training.results import DENSE, FINAL, Comparison, RunResult, SingleRun
 
-CARD, REPORT = "README.md", "report.html"
+CARD = "README.md"
 FAILURES = (*HfHubHTTPError.__bases__, OSError, ValueError, RuntimeError)  # exceptions of an upload
 # problem and remedy by HTTP status; {} is the repository
 ANSWERS = {

@@ -25,9 +25,9 @@ from tiewise.report.sweep_answer import OUTCOMES, answer
 from tiewise.report.sweep_axes import ARM, axes_of, heading, in_words, number_texts, parted, value_text, words
 from tiewise.report.sweep_surface import fitted
 from tiewise.report.views import rich_table
+from tiewise.training.folder import REPORT
 from tiewise.training.study.study import Study, SweepResult
 
-PAGE = "report.html"
 NOTE = (
     "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t); below zero the arm is better. "
     "Sign: p < 0.05 by Holm over all rows. Could show: a repetition detects it by that rule in 80 of 100 cases. "
@@ -225,7 +225,7 @@ def write_sweep(study: Study, command: str) -> Path:
     Raises:
         RunError: the file cannot be written.
     """
-    return write_result(render(study, command), study.folder / PAGE, "--out")
+    return write_result(render(study, command), study.folder / REPORT, "--out")
 
 
 def sweep_view(study: Study) -> Group:

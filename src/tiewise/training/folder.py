@@ -35,6 +35,7 @@ ENVIRONMENT, DATA, LOCK, SPEED = "env.json", "data", ".lock", "calibration"
 METRICS = "metrics.jsonl"  # file of a run with a line per point of its curve
 RESULT = "result.json"  # file of a run that is written last
 RESULTS = "results.json"
+REPORT = "report.html"  # page of a comparison or a sweep
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # files of a prepared run, in the order in which they are moved into OUT
 _PRODUCED = (
@@ -42,7 +43,7 @@ _PRODUCED = (
     "tuning",
     "tuning.json",
     RESULTS,
-    "report.html",
+    REPORT,
 )  # files that a run writes
 
 

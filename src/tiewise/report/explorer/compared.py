@@ -31,7 +31,7 @@ from tiewise.report.training_curves import (
     over_training,
 )
 from tiewise.training.finding import sentences
-from tiewise.training.folder import METRICS, RESULT, RESULTS, read_lines, seed_folder
+from tiewise.training.folder import METRICS, REPORT, RESULT, RESULTS, read_lines, seed_folder
 from tiewise.training.results import CurvePoint, Difference
 from tiewise.training.settings import FILE, read_yaml
 
@@ -43,7 +43,6 @@ MEASURES = {
     "cosine": COSINE,
 }
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
-REPORT = "report.html"  # page of a comparison in its folder
 MOST_POINTS = 400  # maximum number of points of a curve, evenly spaced
 FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # fields of a line of metrics and of a `CurvePoint`
 

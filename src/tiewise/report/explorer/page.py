@@ -35,8 +35,9 @@ from tiewise.planning.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.plan_rows import DTYPE_ROWS, NEIGHBOUR_HEADER, OPTIMIZERS, component
 from tiewise.planning.read_config import Sizes
 from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
-from tiewise.report.explorer.compared import REPORT, compared, is_comparison, report_mark
+from tiewise.report.explorer.compared import compared, is_comparison, report_mark
 from tiewise.report.explorer.embedded import embedded, live
+from tiewise.training.folder import REPORT
 
 _FRAME = (  # frame in a notebook: scripts run in it, but cannot access the notebook
     'title="tiewise explore" sandbox="allow-scripts allow-forms" allow="clipboard-write" width="100%" height="760" '
