@@ -35,6 +35,10 @@ def test_long_table_names_the_rows_that_are_not_printed():
     lines = text_table(Counted(MOST_PRINTED + 3).rows()).splitlines()
     assert len(lines) == MOST_PRINTED + 2
     assert lines[-1] == "… 3 more rows: to_pandas()"
+    page = html_table(Counted(MOST_PRINTED + 3).rows())
+    assert page.count("<tr>") == MOST_PRINTED + 2
+    assert page.endswith('<tr><td colspan="3">… 3 more rows</td></tr></table>')
+    assert "more rows" not in html_table(Counted(MOST_PRINTED).rows())
 
 
 def test_notebook_view_escapes_text():

@@ -119,8 +119,13 @@ def text_table(rows: Sequence[Row]) -> str:
         aligned = map(_aligned, line, widths, is_number)
         lines.append("  ".join(aligned).rstrip())
     if len(rows) > MOST_PRINTED:
-        lines.append(f"… {len(rows) - MOST_PRINTED} more rows: to_pandas()")
+        lines.append(f"{_omitted(rows)}: to_pandas()")
     return "\n".join(lines)
+
+
+def _omitted(rows: Sequence[Row]) -> str:
+    """Return the number of rows beyond `MOST_PRINTED` in words."""
+    return f"… {len(rows) - MOST_PRINTED} more rows"
 
 
 def _aligned(cell: str, width: int, is_number: bool) -> str:
@@ -138,6 +143,8 @@ def html_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows[:MOST_PRINTED]:
         lines.append("".join(f"<td>{escape(cell_text(value))}</td>" for value in row.values()))
+    if len(rows) > MOST_PRINTED:
+        lines.append(f'<td colspan="{len(rows[0])}">{_omitted(rows)}</td>')
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
