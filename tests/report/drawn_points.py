@@ -18,14 +18,24 @@ def class_elements(svg, name):
     return [element for element in svg.iter() if element.get("class") == name]
 
 
+def _ends(svg, side):
+    """Return the numbers at 0 % and 100 % of an axis: logarithms on a logarithmic axis."""
+    start, end = map(float, svg.get(f"data-{side}").split())
+    return start, end
+
+
+def _is_log(layout, side):
+    """Return whether an axis is logarithmic."""
+    return layout.get(f"{side}axis", {}).get("type") == "log"
+
+
 def _to_values(svg, layout):
     """Return a function from per cent (left, top) to numbers of the axes."""
-    ends = {side: [float(end) for end in svg.get(f"data-{side}").split()] for side in "xy"}
 
     def value(side, share):
-        start, end = ends[side]
+        start, end = _ends(svg, side)
         coordinate = start + share * (end - start)
-        return 10**coordinate if layout.get(f"{side}axis", {}).get("type") == "log" else coordinate
+        return 10**coordinate if _is_log(layout, side) else coordinate
 
     return lambda left, top: (value("x", float(left) / 100), value("y", 1 - float(top) / 100))
 
@@ -49,7 +59,7 @@ def drawn(chart, record):
 def expected(record):
     """Return the same of the interactive figure, from plotly's data."""
     points = {}
-    logs = {side: record["layout"].get(f"{side}axis", {}).get("type") == "log" for side in "xy"}
+    logs = {side: _is_log(record["layout"], side) for side in "xy"}
     for index, trace in enumerate(record["data"]):
         if trace["type"] != "scatter":
             continue
@@ -75,8 +85,8 @@ def is_close(chart, found, wanted, layout):
     if len(found) != len(wanted):
         return False
     for place, side in enumerate("xy"):
-        scale = math.log10 if layout.get(f"{side}axis", {}).get("type") == "log" else float
-        start, end = (float(end) for end in svg_of(chart).get(f"data-{side}").split())
+        scale = math.log10 if _is_log(layout, side) else float
+        start, end = _ends(svg_of(chart), side)
         for one, other in zip(found, wanted, strict=True):
             if abs(scale(one[place]) - scale(other[place])) > 1e-5 * abs(end - start):
                 return False
@@ -86,7 +96,7 @@ def is_close(chart, found, wanted, layout):
 def bars(chart, record):
     """Return {trace: lengths of its bars without those of length 0}, drawn and expected."""
     svg = svg_of(chart)
-    start, end = (float(end) for end in svg.get("data-x").split())
+    start, end = _ends(svg, "x")
     lengths = {}
     for element in class_elements(svg, "bar"):
         width = float(element.get("width").rstrip("%")) / 100 * (end - start)
@@ -101,7 +111,7 @@ def bars(chart, record):
 def cells(chart):
     """Return {(row, column): share of the colour scale} of a map."""
     svg = svg_of(chart)
-    (x_start, x_end), (y_start, y_end) = ([float(end) for end in svg.get(f"data-{side}").split()] for side in "xy")
+    (x_start, x_end), (y_start, y_end) = _ends(svg, "x"), _ends(svg, "y")
     found = {}
     for path in class_elements(svg, "cells"):
         for left, top in POINT.findall(path.get("d")):
