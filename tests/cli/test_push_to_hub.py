@@ -203,5 +203,6 @@ def test_name_that_is_no_repository_is_refused_before_training(tiewise, text, tr
 
 
 def test_element_does_not_upload(tiewise, text):
-    result = tiewise("compare", "-t", text, *TINY, "--element=0", "--push-to-hub=me/model", "--out=run")
-    assert_refused(result, "--element 0 trains no whole comparison to upload; after all elements, " + LATER)
+    result = tiewise("compare", "-t", text, *TINY, "--element=0", "--push-to-hub=me/model", "--out=a run")
+    later = "tiewise compare --out 'a run' --resume --push-to-hub me/model"
+    assert_refused(result, "--element 0 trains no whole comparison to upload; after all elements, " + later)

@@ -191,7 +191,9 @@ def refuse_with_element(element: int, out: Path, launcher: str, parameters: dict
     """Refuse options that contradict `--element`. Raises RunError."""
     resume = parameters["resume"]
     if parameters["push_to_hub"] is not None:
-        later = f"tiewise compare --out {out} --resume --push-to-hub {parameters['push_to_hub']}"
+        from tiewise.report.hub import upload_command
+
+        later = upload_command("compare", out, parameters["push_to_hub"])
         raise RunError(f"--element {element} trains no whole comparison to upload", f"after all elements, {later}")
     if element == 0:
         if launcher != "local":

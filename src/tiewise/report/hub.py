@@ -111,7 +111,8 @@ def _comparison_upload(comparison: Comparison, repo_id: str) -> HubCommit:
     card = comparison_card(comparison, chosen, folder, repo_id)
     files = _model_files(folder) | {name: comparison.folder / name for name in (RESULTS, REPORT)}
     message = f"Add {chosen.arm} of a comparison of {', '.join(comparison.arms)}"
-    return HubCommit(repo_id, files | {CARD: card.encode()}, message, _later("compare", comparison.folder, repo_id))
+    later = upload_command("compare", comparison.folder, repo_id)
+    return HubCommit(repo_id, files | {CARD: card.encode()}, message, later)
 
 
 def _run_upload(trained: SingleRun, repo_id: str) -> HubCommit:
@@ -122,7 +123,7 @@ def _run_upload(trained: SingleRun, repo_id: str) -> HubCommit:
     command = (read_json(out / ENVIRONMENT) or {}).get("command", "")
     card = run_card(trained, command, repo_id)
     files = _model_files(trained.folder) | {CARD: card.encode()}
-    return HubCommit(repo_id, files, f"Add {trained.result.arm}", _later("train", out, repo_id))
+    return HubCommit(repo_id, files, f"Add {trained.result.arm}", upload_command("train", out, repo_id))
 
 
 def _model_files(run: Path) -> dict[str, Path | bytes]:
@@ -133,7 +134,7 @@ def _model_files(run: Path) -> dict[str, Path | bytes]:
     return files
 
 
-def _later(command: str, out: Path, repo_id: str) -> str:
+def upload_command(command: str, out: Path, repo_id: str) -> str:
     """Return the command that uploads a finished run."""
     return shlex.join(["tiewise", command, "--out", str(out), "--resume", "--push-to-hub", repo_id])
 
