@@ -52,7 +52,7 @@ def static_chart(figure: Record, label: str) -> str:
     """
     kind = _kind_of(figure)
     plane = _plane_of(figure, kind)
-    heights = _heights_of(figure, kind)
+    heights = _heights_of(figure, kind, plane)
     marks = draw(figure, plane)
     bottom = labels.bottom_labels(plane.x, turned=bool(figure["layout"].get("xaxis", {}).get("tickangle")))
     side, left = _side_texts(figure, kind, plane)
@@ -119,13 +119,13 @@ def _y_values(figure: Record) -> Iterator[float]:
     return chain.from_iterable(trace["y"] for trace in figure["data"])
 
 
-def _heights_of(figure: Record, kind: ChartKind) -> _Heights:
+def _heights_of(figure: Record, kind: ChartKind, plane: ChartPlane) -> _Heights:
     """Return the heights of the plot."""
     if kind is ChartKind.BARS:
         height = BAR_ROW * max(len(rows_of_bars(figure)), 1)
         return _Heights(height, height)
     if kind is ChartKind.ROWS:
-        return _heights_of_rows(figure["layout"]["yaxis"]["ticktext"])
+        return _heights_of_rows([tick.text for tick in plane.y.ticks])
     height = figure["layout"].get("height", DEFAULT_HEIGHT) - OUTSIDE
     if kind is ChartKind.MAP:
         trace = figure["data"][0]
@@ -139,8 +139,8 @@ def _heights_of(figure: Record, kind: ChartKind) -> _Heights:
 def _heights_of_rows(names: list[str]) -> _Heights:
     """Return the heights of rows of dots; every row has room for the longest name."""
     rows = max(len(names), 1)
-    lines = max((name.count("<br>") + 1 for name in names), default=1)
-    above = max((len(name) // labels.ONE_LINE + 1 for name in names), default=1)
+    lines = max((name.count("\n") + 1 for name in names), default=1)
+    above = max((len(labels.lines_above(name)) for name in names), default=1)
     return _Heights(max(ROW, labels.LINE * lines + 8) * rows, (TALL_ROW + labels.LINE * (above - 1)) * rows)
 
 

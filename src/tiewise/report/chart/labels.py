@@ -132,9 +132,14 @@ def row_labels(axis: ChartAxis) -> tuple[str, int]:
         y = number(100 - tick.place)
         first = -LINE * (len(lines) - 1) / 2
         texts.append(_lines(lines, "row beside", -10, y, first))
-        above = wrap(tick.text.replace("\n", " "), ONE_LINE)
+        above = lines_above(tick.text)
         texts.append(_lines(above, "row above", 0, y, -LINE * len(above) - 8))
     return "".join(texts), _widest(widths)
+
+
+def lines_above(name: str) -> list[str]:
+    """Return the lines of a row's name on a phone, where it is above its row."""
+    return wrap(name.replace("\n", " "), ONE_LINE)
 
 
 def _lines(lines: Sequence[str], name: str, x: int, y: str, first: float) -> str:
