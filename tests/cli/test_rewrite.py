@@ -39,6 +39,9 @@ def test_factor_reports_lost_share_and_heal_command(tiewise, tmp_path):
     assert receipt["next_command"] == "tiewise heal 'new dir' --teacher a"
     printed = tiewise("factor", "a", "--rank", 3, "--to", "c").out
     assert "tiewise heal c --teacher a" in printed
+    assert printed.count("tiewise heal") == 1
+    dry = tiewise("factor", "a", "--rank", 3, "--to", "d", "--dry-run").out
+    assert "tiewise heal" not in dry  # d does not exist
 
 
 @pytest.mark.parametrize(("keep", "ends"), [("input", "o"), ("output", "i"), ("mean", "oi")])

@@ -156,6 +156,14 @@ def test_verb_decorator_adds_arguments_and_receipt_renders_as_html_table(tmp_pat
     assert "a &lt;b&gt; note" in page
 
 
+def test_receipt_names_heal_once_and_not_in_dry_run(tmp_path):
+    source = llama(tmp_path / "a", head=table(seed=7))
+    for dry_run, count in ((True, 0), (False, 1)):
+        receipt = tie(source, tmp_path / "b", keep="mean", dry_run=dry_run)
+        for printed in (str(receipt), receipt._repr_html_()):
+            assert printed.count(f"Next: {receipt.next_command}") == printed.count("tiewise heal") == count
+
+
 # other files
 
 

@@ -11,7 +11,7 @@ import html
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,12 +101,15 @@ class Receipt(PrintedResult):
         if self.dry_run:
             verb = f"dry run of {verb}, nothing written"
         answer = f"{verb}: {self.summary or self._counts_of_tensors()}."
-        if self.next_command is None:
-            return [answer]
-        answer += f" Next: {self.next_command}"
-        if self.lost_share <= LARGE_LOSS:
+        if self.next_command is None or self.lost_share <= LARGE_LOSS:
             return [answer]
         return [answer, f"Warning: more than {percent(LARGE_LOSS)} is lost. Heal the model before you use it."]
+
+    def _next_sentences(self) -> list[str]:
+        """Return the command that trains back the loss. A dry run has none, since its result does not exist."""
+        if self.dry_run or self.next_command is None:
+            return []
+        return [f"Next: {self.next_command}"]
 
     def _counts_of_tensors(self) -> str:
         """Return the numbers of written and removed tensors in words."""
@@ -130,7 +133,7 @@ class Receipt(PrintedResult):
 
     def __str__(self) -> str:
         lines = [f"{heading}: {text}" for heading, text in self.lines()]
-        return "\n".join([self.answer_text(), *lines])
+        return "\n".join([*self.sentences(), *lines, *self._next_sentences()])
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the details below the answer as (heading, text) pairs."""
@@ -164,12 +167,17 @@ class Receipt(PrintedResult):
         return ", ".join(counts) or "none"
 
     def _repr_html_(self) -> str:
-        """Return the answer, and the details as an HTML table, for a notebook."""
-        answer = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
+        """Return the answer, the details as an HTML table, and the next command, for a notebook."""
         rows = []
         for name, text in self.lines():
             rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>")
-        return f"{answer}<table>{''.join(rows)}</table>"
+        table = f"<table>{''.join(rows)}</table>"
+        return f"{_paragraphs(self.sentences())}{table}{_paragraphs(self._next_sentences())}"
+
+
+def _paragraphs(sentences: Sequence[str]) -> str:
+    """Return each sentence as an HTML paragraph."""
+    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
 
 
 def rewrite(
