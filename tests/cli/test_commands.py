@@ -116,7 +116,7 @@ def test_train_prints_validation_loss_and_writes_model(tiewise, text, tmp_path):
     )
     assert result.out.splitlines()[-2:] == [
         "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load",
-        "next: tiewise inspect run/factored-8+bias/seed-4/final",
+        "Next: tiewise inspect run/factored-8+bias/seed-4/final",
     ]
     assert not (tmp_path / "run" / "factored-8+bias" / "seed-4" / "dense").exists()  # Llama's head has no bias
     assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()
@@ -126,9 +126,9 @@ def test_train_prints_validation_loss_and_writes_model(tiewise, text, tmp_path):
 
 def test_next_commands_quote_folders_with_blanks(compare, tiewise, text):
     result = compare("--arms=tied,untied", "--seeds=1", "--out=my run")
-    assert result.out.splitlines()[-1] == "next: tiewise inspect 'my run'"
+    assert result.out.splitlines()[-1] == "Next: tiewise inspect 'my run'"
     result = tiewise("train", "-t", text, *TINY, "--out=my model")
-    assert result.out.splitlines()[-1] == "next: tiewise inspect 'my model/tied/seed-1/final'"
+    assert result.out.splitlines()[-1] == "Next: tiewise inspect 'my model/tied/seed-1/final'"
 
 
 def test_compare_and_train_report_divergence(compare, tiewise, text):

@@ -195,7 +195,7 @@ def _print_comparison(comparison: Comparison) -> None:
 
 def _print_next(command: str, folder: str | Path) -> None:
     """Print the command to type next, with the folder in quotes where a shell needs them."""
-    print(f"next: {shlex.join(['tiewise', command, str(folder)])}")
+    print(f"Next: {shlex.join(['tiewise', command, str(folder)])}")
 
 
 @o.taking(
