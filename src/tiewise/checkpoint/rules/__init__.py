@@ -19,9 +19,9 @@
 #
 # files.py
 #     B001  fatal    every file can be read, and every header describes exactly its file
-#     B002  fatal    the index and the shards name the same tensors
+#     B002  fatal    the index and the shard files name the same tensors
 #     B003  warning  total_size is right, and no older weights lie beside the checkpoint
-#     B004  error    no name lies in two shards
+#     B004  error    no name is in two shard files
 #
 # flags.py
 #     B020  warning  the flag is written, as true or false

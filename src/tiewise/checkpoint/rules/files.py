@@ -88,7 +88,7 @@ def _without_path(fault: Fault, folder: Folder) -> str:
     return fault.problem.removeprefix(f"{folder.path}/")
 
 
-@rule("B002", "fatal", "the index and the shards name the same tensors")
+@rule("B002", "fatal", "the index and the shard files name the same tensors")
 def index_and_shards(facts: Facts) -> Observations:
     """model.safetensors.index.json maps every tensor to the shard file that stores it. Tools that add, drop or rename
     tensors without rewriting the index leave names that no shard file stores, or tensors that no loader reads.
@@ -271,7 +271,7 @@ def _other_formats(folder: Folder, old: list[str]) -> Observations:
         yield Observation(short(others[0]), problem, remedy, severity="info")
 
 
-@rule("B004", "error", "no name lies in two shards")
+@rule("B004", "error", "no name is in two shard files")
 def name_in_two_files(facts: Facts) -> Observations:
     """If two shard files store one name, each loader chooses one of the two tensors. It takes the one that the index
     maps, or the one that it reads last. Two equal tensors only waste bytes; with different ones, two loaders make two
