@@ -150,8 +150,8 @@ def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> C
     notes += require_plain_head(facts, "tie", force)
     one = _one_table(facts, input_table, output_table, keep)
     movement = measure_movement(one.outputs, one.inputs)
-    lost = one.lost(input_table, output_table)
-    share = max(share for _, share in one.shares(input_table, output_table))
+    shares = list(one.shares(input_table, output_table))
+    share = max(share for _, share in shares)
     drop, put = drop_tied_copies(facts, output_table, one.new)
     followers = _followers(facts, input_table, output_table, one)
     notes += tuple(f"{short(tensor.name)} was a copy of this table, and changed with it" for tensor in followers)
@@ -162,9 +162,14 @@ def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> C
         config,
         notes=notes,
         summary=_summary_of_different(share),
-        lost=lost,
+        lost=_lost(shares),
         lost_share=share,
     )
+
+
+def _lost(shares: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+    """Return a sentence on each end that moves: the change as a share of its length."""
+    return tuple(f"{name}: the one table differs from it by {share:.1%} of its length" for name, share in shares)
 
 
 def _summary_of_different(share: float) -> str:
@@ -223,13 +228,8 @@ class _OneTable:
     outputs: Pair | None  # output table before and after; None if its values stay
     inputs: Pair | None  # input table before and after; None if its values stay
 
-    def lost(self, input_table: Stored, output_table: Stored) -> tuple[str, ...]:
-        """Return a sentence on each end that moves: the change as a share of its length."""
-        shares = self.shares(input_table, output_table)
-        return tuple(f"{name}: the one table differs from it by {share:.1%} of its length" for name, share in shares)
-
     def shares(self, input_table: Stored, output_table: Stored) -> Iterator[tuple[str, float]]:
-        """Yield (name, change as a share of its norm) of each end that moves."""
+        """Yield (name, change as a share of its norm) of each end that moves. Reads its tables."""
         for end, pair in ((output_table, self.outputs), (input_table, self.inputs)):
             if pair is not None:
                 yield short(end.name), share_lost(pair)
