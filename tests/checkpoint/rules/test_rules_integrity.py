@@ -154,7 +154,13 @@ def test_b003_warns_of_old_shards_and_notes_other_layouts(tmp_path):
 
 @pytest.mark.parametrize("norm", [0, 1])
 def test_b004_reports_without_scan_that_copies_were_not_compared(tmp_path, norm):
-    assert run_rule("B004", twice(norm)(tmp_path), scan=False)[0].evidence.count("were not compared") == 1
+    path = twice(norm)(tmp_path)
+    (finding,) = run_rule("B004", path, scan=False)
+    assert finding.evidence.endswith("The two were not compared; the index names the second")
+    (path / INDEX).unlink()
+    findings = run_rule("B004", path, scan=False)
+    assert all(finding.evidence.endswith("; no index names one of them") for finding in findings)
+    assert findings
 
 
 def test_b002_shows_tensor_names_without_control_characters(tmp_path):

@@ -301,5 +301,8 @@ def _copy_in_file(facts: Facts, copy: Stored) -> Observation:
         remedy = facts.command("repair")
     name = short(copy.name)
     problem = f"two shards store {name}, {short(copy.path.name)} and {short(first.path.name)}"
-    problem += f". {how}; the index names the second"
+    choice = "no index names one of them"
+    if (facts.folder.weight_map or {}).get(copy.name) == first.path.name:
+        choice = "the index names the second"
+    problem += f". {how}; {choice}"
     return Observation(f"{short(copy.path.name)}: {name}", problem, remedy, is_safe)
