@@ -11,12 +11,10 @@ from pathlib import Path
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.numeric_ends import find_tied_names
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import drop_tied_copies, is_t5_like_untied, tied_change, untied_change
 from tiewise.checkpoint.rules.rule import Finding
-from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError
 
 ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # rules on the flag and on the head
@@ -109,23 +107,15 @@ def _stored_once(facts: Facts) -> Change:
     separate_head = None
     if is_t5_like_untied(facts):
         separate_head = facts.roles.output  # it differs on purpose
-    if not _copies_are_equal(facts, separate_head):
+    try:
+        drop, put = drop_tied_copies(facts, separate_head)
+    except CheckpointError:  # copies differ
         return Change()
-    drop, put = drop_tied_copies(facts, separate_head)
     if separate_head is not None:
         drop -= {separate_head.name}
     if drop.isdisjoint(facts.folder.tensors):
         return Change()
     return Change(drop=drop, put=put)
-
-
-def _copies_are_equal(facts: Facts, separate_head: Stored | None) -> bool:
-    """Return whether all stored tensors that the class ties are equal, apart from a separate head."""
-    for tied in find_tied_names(facts):
-        copies = [other for other in tied.stored if other is not separate_head]
-        if not all(facts.are_equal(copies[0], other) for other in copies[1:]):
-            return False
-    return True
 
 
 def _head_without_file(facts: Facts) -> set[str]:
