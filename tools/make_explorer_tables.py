@@ -25,7 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
-from tokenizers import Tokenizer
+
+from tiewise.inspection.workspace import comparison_of
+from tiewise.training.data.corpus import PreparedText, load_prepared
+from tiewise.training.folder import DATA, seed_folder
+from tiewise.training.results import FINAL
 
 TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "report" / "explorer" / "data" / "trained_tables.json"
 SIZES = ["--steps", "3000", "--set", "width=64", "--set", "layers=1", "--set", "batch=16"]
@@ -39,22 +43,21 @@ INPUT, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Token ids of a run's training split, and the text of each token."""
+    """Training split of a run, and the text of each token."""
 
     ids: NDArray[np.int64]
+    counts: NDArray[np.int64]  # occurrences of each token
     names: list[str]
 
     @classmethod
-    def of_run(cls, run: Path) -> TrainingText:
-        """Read the training split of a run."""
-        facts = json.loads((run / "data" / "data.json").read_text(encoding="utf-8"))["tokenizer"]
-        tokenizer = Tokenizer.from_file(str(run / "data" / "tokenizer" / "tokenizer.json"))
-        ids = np.fromfile(run / "data" / "train.bin", dtype=facts["dtype"]).astype(np.int64)
-        return cls(ids, [tokenizer.decode([token]) for token in range(facts["vocab"])])
+    def of_prepared(cls, prepared: PreparedText) -> TrainingText:
+        """Read the training split of a prepared text."""
+        names = [prepared.tokenizer.decode([token]) for token in range(prepared.vocab)]
+        return cls(prepared.split("train").astype(np.int64), prepared.counts, names)
 
     def frequent_words(self, most: int) -> list[int]:
         """Return the most frequent tokens that are a whole word after a space, most frequent first."""
-        counts = np.bincount(self.ids, minlength=len(self.names))
+        counts = self.counts
         begins_with_letter = np.array([name[:1].isalpha() for name in self.names])
         continued = np.bincount(self.ids[:-1][begins_with_letter[self.ids[1:]]], minlength=len(self.names))
         words = []
@@ -84,29 +87,28 @@ class TrainingText:
 
 def read_rows(run: Path, arm: str, tensor: str, rows: list[int]) -> str:
     """Return rows of a trained table as little-endian fp16 in base64."""
-    with safe_open(run / arm / "seed-1" / "final" / "model.safetensors", "np") as file:
+    with safe_open(seed_folder(run, arm, 1) / FINAL / "model.safetensors", "np") as file:
         table = file.get_tensor(tensor)
     return b64encode(table[rows].astype("<f2").tobytes()).decode("ascii")
 
 
 def tables_of(run: Path) -> dict[str, Any]:
     """Return the record of a finished run of COMMAND."""
-    text = TrainingText.of_run(run)
+    prepared, comparison = load_prepared(run / DATA), comparison_of(run)
+    text = TrainingText.of_prepared(prepared)
     words = text.frequent_words(MOST_WORDS)
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    data = json.loads((run / "data" / "data.json").read_text(encoding="utf-8"))
     return {
         "source": {
             "command": f"tiewise {' '.join(COMMAND)}",
-            "python": data["python"],
-            "sha256": data["sha256"],
-            "tokens": data["splits"]["train"]["tokens"],
-            "vocab": data["tokenizer"]["vocab"],
-            "loss": {each["arm"]: round(each["heldout_nll"], 4) for each in results["runs"]},
+            "python": prepared.facts["python"],
+            "sha256": prepared.facts["sha256"],
+            "tokens": len(text.ids),
+            "vocab": prepared.vocab,
+            "loss": {each.arm: round(each.heldout_nll, 4) for each in comparison.runs},
         },
-        "width": results["setting"]["width"],
+        "width": comparison.setting["width"],
         "words": [text.names[token].strip() for token in words],
-        "counts": np.bincount(text.ids, minlength=len(text.names))[words].tolist(),
+        "counts": text.counts[words].tolist(),
         "pairs": text.one_way_pairs(words, MOST_PAIRS),
         "tables": {
             "tied": read_rows(run, "tied", INPUT, words),
