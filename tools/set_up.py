@@ -1,10 +1,11 @@
 """Set up a virtual environment with pinned packages, and say what happens and how long it takes.
 
-    python3 tools/set_up.py .venv torch --then 200    the packages of tiewise[torch]; training takes 200 s afterwards
+    python3 tools/set_up.py .venv torch --then 180    the packages of tiewise[torch]; training takes 180 s afterwards
     python3 tools/set_up.py .venv dev                 everything that the tests, the docs and the checks need
 
-It needs the standard library only. pip reads the versions from `constraints.txt`, so torch is the CPU build of that
-version. Python compiles a module when it is first imported: compiling all of them takes longer than the installation.
+It needs the standard library only. pip reads the versions from `constraints.txt`. It takes the CPU build of torch if
+its index has one; PyPI's build for Linux adds several gigabytes of CUDA packages. Python compiles a module when it is
+first imported: compiling all of them takes longer than the installation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"torch": 60, "dev": 150}  # number of packages of each extra
+PACKAGES = {"torch": 60, "dev": 110}  # number of packages of each extra
 SIZES = {"torch": "1.4 GB", "dev": "2.5 GB"}
 SECONDS = {"torch": 80, "dev": 150}  # time of the installation on two cores, downloads included
 # the output of pip, with the words that the status line shows
