@@ -18,7 +18,6 @@ from urllib.parse import parse_qs, urlsplit
 
 TOKEN = "hf_secretTOKENofTheTests"
 USER = "me"
-MAIN = "0" * 39  # start of the ids of commits
 LARGE = (".safetensors", ".bin")  # ends of names that the Hub stores as large files
 
 
