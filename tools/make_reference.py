@@ -59,7 +59,7 @@ def api() -> Iterator[str]:
     """Yield the lines of the page on the public names, one part for each namespace."""
     yield from ("# API", "", NOTICE)
     yield "A name is loaded when it is first used: importing a package costs nothing."
-    described_names: dict[str, str] = {}  # name → namespace that describes it
+    described_names: set[str] = set()
     for namespace, (title, sentence) in NAMESPACES.items():
         package = import_module(namespace)
         names = [name for name in dir(package) if not name.startswith("_")]
@@ -70,7 +70,7 @@ def api() -> Iterator[str]:
         for name in names:
             if name not in described_names:
                 yield from described(f"{namespace}.{name}", getattr(package, name))
-                described_names[name] = namespace
+                described_names.add(name)
 
 
 def described(name: str, value: object) -> Iterator[str]:
