@@ -88,13 +88,13 @@ def _finished(path: Path) -> dict[str, Any]:
     comparison = comparison_of(path)
     table = comparison_measurement.results(comparison)
     differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
-    _, *others = sentences(comparison)
+    verdict, *others = sentences(comparison)
     notes = [*others, *comparison_measurement.remarks(comparison)]
     if comparison.demo:
         notes.append(comparison_measurement.DEMO)
     return {
         "arms": comparison.arms,
-        "verdict": comparison_measurement.verdict(comparison),
+        "verdict": verdict,
         "notes": notes,
         "command": comparison.command,
         "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
