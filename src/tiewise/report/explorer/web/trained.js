@@ -14,12 +14,16 @@ let decodedTables = null;
 
 /** Return the trained tables by name, each a list of rows; decoded from fp16 at the first call. */
 export function trainedTables() {
-  const { width, tables } = facts.trained, decode = decoderOf("F16");
-  decodedTables ??= Object.fromEntries(Object.entries(tables).map(([name, text]) => {
-    const flat = Array.from(decode(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer));
-    return [name, facts.trained.words.map((_, i) => flat.slice(width * i, width * (i + 1)))];
-  }));
+  decodedTables ??= decodeTables(facts.trained);
   return decodedTables;
+}
+
+function decodeTables({ width, words, tables }) {
+  const decode = decoderOf("F16");
+  return Object.fromEntries(Object.entries(tables).map(([name, text]) => {
+    const flat = Array.from(decode(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer));
+    return [name, words.map((_, i) => flat.slice(width * i, width * (i + 1)))];
+  }));
 }
 
 /** Find the rows with the smallest angle to a row: [{ place, cosine }], nearest first. */
