@@ -16,7 +16,7 @@ from transformers import Qwen2Config
 
 import tiewise
 from tiewise.cli.commands import commands
-from tiewise.cli.options import split_specs
+from tiewise.core.spec import split_specs
 from tiewise.training.folder import folder_name
 from tiewise.training.results import Comparison
 

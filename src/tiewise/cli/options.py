@@ -18,7 +18,6 @@ import typer
 from tiewise.core.errors import RunError
 from tiewise.core.interrupts import is_caused_by_ctrl_c
 from tiewise.core.progress import listen_to_progress
-from tiewise.core.spec import split_specs as split_specs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

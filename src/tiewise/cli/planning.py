@@ -101,6 +101,7 @@ def plan(**parameters: Any) -> None:
 
 def _print_plan(parameters: dict[str, Any]) -> None:
     """Plan the model that the parameters describe, and print or draw the result."""
+    from tiewise.core.spec import split_specs
     from tiewise.planning.costs import Setting
     from tiewise.planning.plan import plan as make_plan
 
@@ -111,8 +112,8 @@ def _print_plan(parameters: dict[str, Any]) -> None:
     if parameters["build"]:
         model = _built(model)
     setting = Setting(**{name: parameters[name] for name in SETTING_OPTIONS}, std=parameters["init"])
-    sharings = o.split_specs(parameters["share"]) if parameters["share"] else None
-    result = make_plan(model, o.split_specs(parameters["arms"]), sharings, setting)
+    sharings = split_specs(parameters["share"]) if parameters["share"] else None
+    result = make_plan(model, split_specs(parameters["arms"]), sharings, setting)
     if plot is not None:
         _write_page(result, plot, parameters["quiet"])
     if parameters["json_"]:

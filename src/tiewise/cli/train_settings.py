@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError
+from tiewise.core.spec import split_specs
 
 if TYPE_CHECKING:
     from tiewise.training.settings import Settings
@@ -69,7 +70,7 @@ def _option_record(parameters: _Record, single: bool) -> _Record:
     record = {name: parameters[name] for name in OPTIONS if parameters.get(name) is not None}
     arms = parameters["boundary"] if single else parameters["arms"]
     if arms is not None:
-        record["arms"] = [arms] if single else o.split_specs(arms)
+        record["arms"] = [arms] if single else split_specs(arms)
     if parameters["recipe"] is not None:
         from tiewise.training.settings import recipe
 
@@ -141,7 +142,7 @@ def _share_layers(settings: Settings, share: str | None) -> Settings:
     if not hasattr(settings.kind_options, "shared_arms"):
         problem = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
         raise RunError(problem, "add --recipe albert-small, say, or leave --share out")
-    return replace(settings, arms=settings.kind_options.shared_arms(settings.arms, o.split_specs(share)))
+    return replace(settings, arms=settings.kind_options.shared_arms(settings.arms, split_specs(share)))
 
 
 def chosen_texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.cli import options
 from tiewise.cli.train_settings import OPTIONS, choose_settings
 from tiewise.core.estimates import mean_interval
+from tiewise.core.spec import split_specs
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.study.study import Study, command_for
@@ -94,5 +94,5 @@ def test_command_for_row_reproduces_its_settings(record):
         else:
             asked[name] = int(value) if name in ("seeds", "steps") else value
     assert asked.pop("out") == "runs/here"
-    assert options.split_specs(asked["arms"]) == list(settings.arms)
+    assert split_specs(asked["arms"]) == list(settings.arms)
     assert choose_settings(None, asked, single=False) == settings
