@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
     from tiewise.training.data.hot_tokens import HotTokens
@@ -31,15 +29,12 @@ def hot(
     """
     o.need("torch", "transformers", "datasets")
     o.hush_libraries()
-    from tiewise.training.data.hot_tokens import LAYOUTS, hot_tokens
+    from tiewise.lab.vocabulary import hot_vocabulary
+    from tiewise.training.data.hot_tokens import LAYOUTS
 
     texts = text or ["builtin"]
-    if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
-        raise RunError(f"{to}: no layout has this ending", f"choose one of {', '.join(LAYOUTS)}")
-    with TemporaryDirectory() as folder, o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
-        chosen = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows)
-        if to is not None:
-            chosen.write(to)
+    with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
+        chosen = hot_vocabulary(texts, tokenizer=tokenizer, size=size, vocab=rows, to=to)
     if json_:
         return o.print_json(chosen.record())
     _print_coverage(chosen, size, texts)
