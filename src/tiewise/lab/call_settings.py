@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from tiewise.core.errors import RunError, SpecError, nearest_name
+from tiewise.core.errors import RunError, SpecError, did_you_mean
 from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.training.settings import Settings, recipe
 
@@ -94,12 +94,10 @@ def refuse_unknown_settings(name: str, names: Iterable[str], settings: type) -> 
 
     The message suggests the nearest name.
     """
+    setting_names = get_type_hints(settings)
     for setting in names:
-        if setting not in get_type_hints(settings):
-            near = nearest_name(setting, get_type_hints(settings))
-            remedy = f"help(tiewise.{name}) lists all"
-            if near is not None:
-                remedy = f"did you mean {near}? {remedy}"
+        if setting not in setting_names:
+            remedy = f"{did_you_mean(setting, setting_names)}help(tiewise.{name}) lists all"
             raise RunError(f"tiewise.{name} has no setting {setting!r}", remedy)
 
 
