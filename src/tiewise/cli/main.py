@@ -62,9 +62,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     """
     app = _new_app("tiewise", HELP)
     app.callback()(_root)
-    words = [argument for argument in arguments if argument and not argument.startswith("-")]
-    length = 2 if words[:1] and words[0] in GROUPS else 1
-    name = " ".join(words[:length])
+    name = " ".join(_name_words(arguments))
     if not name or name in GROUPS:
         _add_listed(app)
         return app
@@ -77,6 +75,12 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     function = command.function()
     _add(app, command, function, function.__doc__)
     return app
+
+
+def _name_words(arguments: Sequence[str]) -> list[str]:
+    """Return the typed words of a command's name: one, or two for a group."""
+    words = [argument for argument in arguments if argument and not argument.startswith("-")]
+    return words[: 2 if words[:1] and words[0] in GROUPS else 1]
 
 
 def click_command(name: str) -> Any:
@@ -203,10 +207,9 @@ def _usage_line(error: Any) -> str:
 
 def _named_words() -> list[str]:
     """Return the typed words that name a command or a group; none if they do not."""
-    words = [argument for argument in sys.argv[1:] if not argument.startswith("-")][:2]
-    for length in (2, 1):
-        if find_command(" ".join(words[:length])):
-            return words[:length]
+    words = _name_words(sys.argv[1:])
+    if find_command(" ".join(words)):
+        return words
     return [word for word in words[:1] if word in GROUPS]
 
 
