@@ -93,7 +93,7 @@ def test_tracker_that_cannot_start_is_refused_before_training(tiewise, text, tre
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "kubeflow", without_account)
     before = tree()
     line = assert_refused(tiewise("compare", "-t", text, *TINY, "--report-to=kubeflow"), "no API key")
-    assert "leave it out of report_to" in line
+    assert "leave it out of --report-to" in line
     assert tree() == before
 
 
@@ -110,7 +110,9 @@ def test_resume_without_the_tracker_is_refused_and_keeps_the_run(tiewise, text, 
 
 def test_flax_refuses_trackers_with_one_line(tiewise, text):
     result = tiewise("compare", "-t", text, *TINY, "--backend=flax", "--report-to=tensorboard")
-    assert_refused(result, "report_to = ('tensorboard',) with the flax backend; leave it out")
+    assert_refused(result, "tiewise: --report-to tensorboard with the flax backend; leave it out")
+    with pytest.raises(RunError, match=r"^report_to='tensorboard' with the flax backend; leave it out"):
+        Settings(backend="flax", arms=("tied", "untied"), report_to=("tensorboard",)).checked()
     assert Settings(backend="flax", arms=("tied", "untied"), report_to=("none",)).checked().report_to == ()
 
 

@@ -45,6 +45,7 @@ from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedErr
 from tiewise.core.records import from_record, to_record
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
+from tiewise.core.written_options import written_option
 from tiewise.training.built_models import shard_model
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.folder import (
@@ -126,8 +127,9 @@ class Kind(ABC):
         TiewiseError: this kind cannot have such settings.
         """
         for name, (value, remedy) in self.lacks.items():
-            if getattr(settings, name) != value:
-                raise RunError(f"{name} = {getattr(settings, name)!r} {self.where}", remedy)
+            setting = getattr(settings, name)
+            if setting != value:
+                raise RunError(f"{_written_setting(name, setting)} {self.where}", remedy)
         return settings.kind_options
 
     def check_processes(self, settings: Settings) -> None:
@@ -289,6 +291,13 @@ class Kind(ABC):
             record |= vars(settings.kind_options)
         tokens = settings.steps * settings.batch * settings.accumulate * settings.length
         return {**record, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
+
+
+def _written_setting(name: str, value: object) -> str:
+    """Return a setting as `run.yaml` has it; names of trackers as the reader writes them."""
+    if isinstance(value, tuple):
+        return written_option(name, ",".join(value))
+    return f"{name} = {value!r}"
 
 
 def _install_as_at(spec: BoundarySpec, installed: Installed, step: int) -> None:

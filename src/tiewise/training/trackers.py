@@ -18,6 +18,7 @@ from transformers import TrainingArguments
 
 from tiewise.core import Late
 from tiewise.core.errors import RunError, one_line_message
+from tiewise.core.written_options import written_option
 from tiewise.training.tracker_names import ALL, TENSORBOARD, require_packages
 
 integrations = Late("transformers.integrations.integration_utils")
@@ -43,7 +44,7 @@ def require_trackers(names: Sequence[str]) -> None:
             callback()
         except (ImportError, RuntimeError) as error:
             problem = f"{callback.__name__} cannot start: {one_line_message(error)}"
-            raise RunError(problem, "set the tracker up, or leave it out of report_to") from None
+            raise RunError(problem, f"set the tracker up, or leave it out of {written_option('report_to')}") from None
 
 
 def tracker_arguments(names: Sequence[str], tracked_as: str, arm: str) -> dict[str, Any]:
