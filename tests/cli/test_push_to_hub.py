@@ -163,7 +163,7 @@ def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path
     done = command(words, tmp_path, **hub.environment(tmp_path, token=None))
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith(
-        "tiewise: --push-to-hub will fail: no token of the Hub is stored here"
+        "tiewise: --push-to-hub will fail: no token of the Hub is stored here; log in with `hf auth login` before"
     )
     later = "tiewise train --out run --resume --push-to-hub model"
     assert done.stderr.splitlines()[-1].endswith(later)
@@ -179,6 +179,15 @@ def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path
     assert "factored" in metadata["tags"]
     assert "push-to-hub=model" in card
     assert "push_to_hub" not in (tmp_path / "run/run.yaml").read_text()
+
+
+def test_training_without_network_names_the_command_that_uploads_later(tiewise, text):
+    result = tiewise("train", "-t", text, *TINY, "--out=my run", "--push-to-hub=me/model")
+    later = "unset HF_HUB_OFFLINE, then tiewise train --out 'my run' --resume --push-to-hub me/model"
+    lines = result.err.splitlines()
+    assert result.code == 2
+    assert lines[0] == f"tiewise: the upload will be left out: HF_HUB_OFFLINE keeps this process off the Hub; {later}"
+    assert lines[-1].endswith(later)
 
 
 def test_card_of_an_unusual_command_and_text_is_valid(finished, hub):

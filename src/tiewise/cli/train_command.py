@@ -45,7 +45,7 @@ class _TrainingCommand:
 
         if self.element is not None:
             refuse_with_element(self.element, self.out, self.launcher, self.parameters)
-        check_upload(self.parameters)
+        check_upload(self.command, self.out, self.parameters)
         try:
             with quiet_threads():
                 result = self._work()
@@ -154,20 +154,22 @@ class _TrainingCommand:
         return shlex.join(words)
 
 
-def check_upload(parameters: dict[str, Any]) -> None:
+def check_upload(command: str, out: Path, parameters: dict[str, Any]) -> None:
     """Raise RunError if `--push-to-hub` names no repository, and print what an upload from here lacks.
 
-    The training goes on, because a login can follow before it ends.
+    The training goes on, because the upload can follow later.
     """
     repo_id = parameters.get("push_to_hub")
     if repo_id is None:
         return
-    from tiewise.report.hub import missing_for_push, require_repo_id
+    from tiewise.report.hub import require_repo_id, warning_before_training
 
     require_repo_id(repo_id)
-    missing = missing_for_push()
-    if missing is not None and not parameters["resume"] and ranks.is_first():
-        o.print_to_stderr(f"tiewise: --push-to-hub will fail: {missing[0]}; {missing[1]} before the training ends")
+    if parameters["resume"] or not ranks.is_first():
+        return
+    warning = warning_before_training(command, out, repo_id)
+    if warning is not None:
+        o.print_to_stderr(f"tiewise: {warning}")
 
 
 def upload(parameters: dict[str, Any], result: Any) -> None:

@@ -69,6 +69,17 @@ def missing_for_push() -> tuple[str, str] | None:
     return None
 
 
+def warning_before_training(command: str, out: Path, repo_id: str) -> str | None:
+    """Return the warning of a command that cannot upload at its end; None if it can."""
+    missing = missing_for_push()
+    if missing is None:
+        return None
+    problem, remedy = missing
+    if huggingface_hub.is_offline_mode():  # stays so until this process ends
+        return f"the upload will be left out: {problem}; {remedy}, then {upload_command(command, out, repo_id)}"
+    return f"--push-to-hub will fail: {problem}; log in with `hf auth login` before the training ends"
+
+
 def push_to_hub(result: Comparison | SingleRun, repo_id: str) -> str:
     """Upload a comparison's report and best model, or the model of a run; return the address.
 
