@@ -14,6 +14,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 .PHONY: demo test test-slow check docs bench format clean setup
 
 # The demo needs a part of the packages; the other targets add the rest to the same environment.
+# Python must write bytecode here, because tools/set_up.py compiles none for the demo.
+demo: export PYTHONDONTWRITEBYTECODE =
 demo: $(DEMO_STAMP)
 	@echo "Training tied, untied and factored models, three seeds each." >&2
 	@$(BIN)/tiewise compare --out runs/demo --overwrite
@@ -51,8 +53,8 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) tools/set_up.py $(VENV) dev
-	-@$(BIN)/python -m pip install -q --no-compile -c constraints.txt 'mlx-lm[cpu]'  # without a wheel, the tests that run it skip
-	-@$(BIN)/python -m pip install -q --no-compile -c constraints.txt --no-deps $(TRACKIO)  # without it, its tests skip
+	-@$(BIN)/python -m pip install -q -c constraints.txt 'mlx-lm[cpu]'  # without a wheel, the tests that run it skip
+	-@$(BIN)/python -m pip install -q -c constraints.txt --no-deps $(TRACKIO)  # without it, its tests skip
 	@touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
