@@ -3,7 +3,7 @@
 A row of the atlas compares the models of the last step. On little text a model is past its best by then. This script
 repeats the two rows of the study `gain-by-text` with the least text, with the same seeds and settings. It measures
 complete splits at the curves' points up to step 330, where all curves rise, and at the last step. It writes them to
-`benchmarks/results/atlas_curves.csv`, from which `docs/make_atlas.py` makes the table of docs/atlas.md.
+`benchmarks/results/atlas_curves.csv`, from which `docs/make_atlas.py` makes the table of docs/dev/atlas.md.
 
 The best step of a run has the least loss on the tuning split. Its held-out loss is compared. As in early stopping, the
 choice of the step never reads the held-out text.

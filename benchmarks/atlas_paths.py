@@ -4,7 +4,7 @@ It is measured for every seed of a sweep.
 
     python -m benchmarks.atlas_paths runs/size-text-vocabulary
 
-It adds the measures of each new model to `benchmarks/results/atlas_paths.csv`, and prints the tables of docs/atlas.md:
+It adds each model's measures to `benchmarks/results/atlas_paths.csv`, and prints the tables of docs/dev/atlas.md:
 means over seeds with 95 % intervals. Held-out windows give two measures. The residual stream is h = e + (sum of all
 layers' outputs), where e are the input rows:
 

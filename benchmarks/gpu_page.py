@@ -1,4 +1,4 @@
-"""Section of `docs/performance.md` about GPUs, rendered from `benchmarks/results/gpu/`.
+"""Section of `docs/dev/performance.md` about GPUs, rendered from `benchmarks/results/gpu/`.
 
 `benchmarks.gpu` writes `checks-CARD.json`; `benchmarks.gpu_times` writes `times-CARD.json`.
 """

@@ -5,7 +5,7 @@ python -m benchmarks.loss [N V D] [--kinds fp32 bf16] [--rows NAME …] [--round
 Without a shape it measures all of `EVERYWHERE`, each in a separate process; peers and memory at the first three only.
 Rows (`loss_rows.py`) alternate with the bare three matrix products, with a big square product and with a read of
 memory, so a row can be measured again alone (`--rows 'tied step*'`). Rows are stored in
-`benchmarks/results/loss/INSTRUCTIONS-NxVxD.json`, and `docs/performance.md` is rewritten from all of them.
+`benchmarks/results/loss/INSTRUCTIONS-NxVxD.json`, and `docs/dev/performance.md` is rewritten from all of them.
 """
 
 from __future__ import annotations

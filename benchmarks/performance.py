@@ -1,4 +1,4 @@
-"""`docs/performance.md`, rendered from the results of `benchmarks.loss`.
+"""`docs/dev/performance.md`, rendered from the results of `benchmarks.loss`.
 
 python -m benchmarks.performance
 
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import gpu_page
 
 RESULTS = Path(__file__).parent / "results" / "loss"
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "dev" / "performance.md"
 SQUARE, READ, PRODUCTS = "square product", "read of memory", "three products"
 SIDE, NUMBERS = 2048, 2**27  # size of the square product; number of fp32 values read
 SHAPES = (

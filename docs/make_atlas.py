@@ -1,4 +1,4 @@
-"""Write docs/atlas-*.svg and the tables of docs/atlas.md: `python docs/make_atlas.py`.
+"""Write docs/dev/atlas-*.svg and the tables of docs/dev/atlas.md: `python docs/make_atlas.py`.
 
 The rows come from `tiewise/planning/data/atlas.csv`, which `python -m benchmarks.atlas` writes, and from
 `benchmarks/results`. A table of the page is between <!-- rows of STUDY --> and <!-- end -->.
@@ -29,7 +29,7 @@ from tiewise.core.measurement import COLOURS, DIVERGING, count, places, plain, s
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ATLAS = Path(tiewise.__file__).parent / "planning" / "data" / "atlas.csv"
-PAGE = Path(__file__).with_name("atlas.md")
+PAGE = Path(__file__).parent / "dev" / "atlas.md"
 INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
 # columns of each study's table that identify a row
 AXES = {

@@ -1,4 +1,4 @@
-"""Test docs/extend.md: its section, rule, verb, kind of run, column, family and option work.
+"""Test docs/dev/extend.md: its section, rule, verb, kind of run, column, family and option work.
 
 A fixture applies the page to a copy of the repository. It takes new files and changed lines from the page's blocks.
 """
@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from tests.inspection.tiny_folders import write_model
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "extend.md"
+PAGE = ROOT / "docs" / "dev" / "extend.md"
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEW_FILE = re.compile(r"# (src/\S+)\n")

@@ -48,8 +48,9 @@ def singular(word: str) -> str:
 
 def prose() -> str:
     """Return the text of all pages that a person wrote, without code, links and comments, in lower case."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    written = [page for page in pages if not page.name.startswith("reference-") and page != GLOSSARY]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    others = (GLOSSARY.name, "changes.md", "testing.md")
+    written = [page for page in pages if not page.name.startswith("reference-") and page.name not in others]
     return "\n".join(CODE.sub(" ", page.read_text(encoding="utf-8")) for page in written).lower()
 
 

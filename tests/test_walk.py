@@ -1,4 +1,4 @@
-"""Test that the files, classes and functions named in docs/walk.md exist."""
+"""Test that the files, classes and functions named in docs/dev/walk.md exist."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "walk.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "dev" / "walk.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`((?:[a-z_]+/)*[a-z_*]+\.py)(?:: (\w+))?`", PAGE)
 
 

@@ -31,11 +31,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # pages that `make docs` generates, that are sources of other pages, or that describe past versions
-UNCHECKED_PAGES = re.compile(r"performance|reference-\w+|recorded|changes-[\d.]+")
+UNCHECKED_PAGES = re.compile(r"performance|reference-\w+|recorded|changes")
 PRODUCTS = r"Python|[Tt]orch|transformers|vLLM|SGLang|PEFT|gguf|mlx-lm|accelerate|Liger|TRL|T5|SQuAD|Apache|Releases"
 NOT_MEASURED = (
     r"^<!-- rows of .*?^<!-- end -->|<!--.*?-->",
-    r"^```(?!text).*?^```|`[^`\n]*`|\]\([^)\n]*\)|\bhttps?://\S+",  # code, links
+    r"^```(?!text\b)\w*\n.*?^```$|`[^`\n]*`|\]\([^)\n]*\)|\bhttps?://\S+",  # code, links
     r"arXiv:\S+|\b\d{4}\.\d{5}\b|\d+(?:\.\d+){2,}\S*|[\w-]+ \d+:[\d.]\S*|\b95 %",
     rf"\b(?:{PRODUCTS})[ -]\d+\.\d+\b(?:(?:,| and| to| or|/) \d+\.\d+\b(?! %))*",
     r"(?:§|[Ss]ection |eq\. |Table |[Ee]xercise |App\. )\d+(?:\.\d+)*|(?:^\| |· )\d\.\d(?:–\d\.\d)?(?= [A-Z])",
@@ -58,6 +58,8 @@ class MeasuredNumber(NamedTuple):
 def masked(text: str) -> str:
     """Return the text with a `~` for each character that belongs to no measurement."""
     text = re.sub(r"\S+<!-- = [^>]+ -->", lambda match: "~" * len(match[0]), text)  # run_docs checks it
+    # the closing line of a text block must not look like the start of another block
+    text = re.sub(r"^```text\n(.*?)^```$", lambda match: f"~~~~~~~\n{match[1]}~~~", text, flags=re.S | re.M)
     for pattern in NOT_MEASURED:
         text = re.sub(pattern, lambda match: re.sub(r"[^\n]", "~", match[0]), text, flags=re.S | re.M)
     return text
@@ -139,7 +141,14 @@ def source_rows(source: str, number: MeasuredNumber, page: Path, text: str) -> l
         return numbers_of(page, section, tuple(keys))
     if name.startswith("$ "):
         return numbers_of(ROOT, output_of(name[2:]), tuple(keys))
-    folders = (ROOT / "docs", ROOT / "benchmarks", ROOT / "src" / "tiewise" / "planning" / "data", ROOT, page.parent)
+    folders = (
+        ROOT / "docs",
+        ROOT / "docs" / "dev",
+        ROOT / "benchmarks",
+        ROOT / "src" / "tiewise" / "planning" / "data",
+        ROOT,
+        page.parent,
+    )
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)
     return numbers_of(path, path.read_text(encoding="utf-8"), tuple(keys)) if path else []
 

@@ -1,10 +1,10 @@
-"""Write docs/exercises.md from the exercises of the package: `python tools/make_exercises.py`."""
+"""Write docs/reference-exercises.md from the exercises of the package: `python tools/make_exercises.py`."""
 
 from pathlib import Path
 
 from tiewise.cli.exercises import EXERCISES
 
-PAGE = Path(__file__).parents[1] / "docs" / "exercises.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference-exercises.md"
 BEGIN = f"""# Exercises
 
 {len(EXERCISES)} exercises on the two ends of a language model. Write the function that is asked for into a file of

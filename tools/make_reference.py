@@ -34,7 +34,7 @@ NAMESPACES = {  # package → title and first sentence of its part of the page
 def cli() -> Iterator[str]:
     """Yield the lines of the command line's page."""
     yield from ("# Command line", "", NOTICE)
-    yield "Every command also has `--help`. What they print as JSON is described by [schemas](schemas.md)."
+    yield "Every command also has `--help`. What they print as JSON is described by [schemas](reference-schemas.md)."
     panel = ""
     for name, described in commands().items():
         if described.panel != panel:

@@ -166,7 +166,7 @@ def plans() -> Schema:
 
 
 def audits() -> Schema:
-    """Return the schema of `Audit.record`, whose fields docs/check-schema.md explains."""
+    """Return the schema of `Audit.record`, whose fields docs/reference-schemas.md explains."""
     hints = get_type_hints(audit.Audit)
     claim = object_schema(
         {

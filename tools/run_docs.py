@@ -158,7 +158,10 @@ def changed_drawings(scripts: list[Path]) -> list[str]:
         if script.stem == "make_heatmaps" and sys.version_info[:2] != (3, 11):
             continue  # it counts words in the documentation of Python 3.11
         files = [
-            path for folder in (script.parent, ROOT / "docs") for path in folder.glob("*.*") if path.suffix in GENERATED
+            path
+            for folder in (script.parent, ROOT / "docs", ROOT / "docs" / "dev")
+            for path in folder.glob("*.*")
+            if path.suffix in GENERATED
         ]
         before = {path: path.read_bytes() for path in files}
         settings = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}

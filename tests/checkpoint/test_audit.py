@@ -146,7 +146,7 @@ def test_audit_record_is_strict_json_and_docs_name_every_field(tmp_path):
     head[0] = np.nan
     audit = check(llama(tmp_path, True, head=head, config={"model_type": "granite", "logits_scaling": 1e999}))
     text = json.dumps(audit.record(), allow_nan=False)
-    record, page = json.loads(text), (DOCS / "check-schema.md").read_text()
+    record, page = json.loads(text), (DOCS / "reference-schemas.md").read_text()
     named = set(re.findall(r'"(\w+)": ', text)) - {*rules(), *record["scalars"]}
     assert len(named) > 50
     assert {key for key in named if f"`{key}`" not in page} == set()

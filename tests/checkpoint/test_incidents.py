@@ -1,4 +1,4 @@
-"""Test commands on tiny reproductions of public incidents; docs/incidents.md lists the same table."""
+"""Test commands on tiny reproductions of public incidents; docs/dev/incidents.md lists the same table."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from tiewise.cli.main import command_line
 
-DOC = Path(__file__).parents[2] / "docs" / "incidents.md"
+DOC = Path(__file__).parents[2] / "docs" / "dev" / "incidents.md"
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

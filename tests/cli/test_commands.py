@@ -260,7 +260,7 @@ def test_explore_opens_browser_if_display_exists_unless_no_open_is_given(tiewise
     [("v * d, v * d / (2 * v * d + 12 * layers * d * d)", True), ("v * d, 7.0", False)],
 )
 def test_exercise_json_reports_whether_answer_is_right(tiewise, tmp_path, answer, right):
-    """The right answer is V·D of 2·V·D + 12·L·D², the formula of docs/errata.md."""
+    """The right answer is V·D of 2·V·D + 12·L·D², the formula of docs/dev/errata.md."""
     (tmp_path / "answer.py").write_text(f"def saved(v, d, layers):\n    return {answer}\n")
     result = tiewise("exercise", "1", "answer.py", "--json")
     record = json.loads(result.out)

@@ -166,7 +166,7 @@ class Audit(PrintedResult):
         return tuple(finding for finding in self.findings if SEVERITIES.index(finding.severity) >= lowest)
 
     def record(self) -> dict[str, Any]:
-        """Return the audit as a JSON object; docs/check-schema.md describes its fields."""
+        """Return the audit as a JSON object; docs/reference-schemas.md describes its fields."""
         record = {
             "schema": SCHEMA,
             "versions": {"tiewise": __version__, "python": platform.python_version()},

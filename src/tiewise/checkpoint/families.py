@@ -5,7 +5,7 @@
 
 A family of transformers that is not listed here has a record too: the generated data has its config and classes. A
 listed record adds facts that the data lacks: an exact reader, the final norm, the first MLP, and exceptions of loaders.
-`family_record.py` describes the fields, and docs/extend.md shows how to add a family.
+`family_record.py` describes the fields, and docs/dev/extend.md shows how to add a family.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands of docs/errata.md and docs/plan.md print the output that the pages show below them."""
+"""Commands of docs/dev/errata.md and docs/plan.md print the output that the pages show below them."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from tiewise.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 RUN = runpy.run_path(str(ROOT / "tools" / "run_docs.py"))
-PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("errata.md", "plan.md")]
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("dev/errata.md", "plan.md")]
 CONSOLES = [one for page in PAGES for one in RUN["examples"](page) if one.kind == "console"]
 COMMANDS = [(command, lines) for console in CONSOLES for command, lines in RUN["commands"](console)]
 

@@ -1,7 +1,7 @@
 """Figures printed in the founding texts, recomputed exactly by this package or measured by an oracle.
 
 The texts are a note on weight tying (S0), an exercise (S1), a post on recurrent nets (S2), an essay against tying (S3)
-and a chapter on ALBERT (S4). docs/errata.md lists the printed values that are wrong; test_errata.py runs its commands.
+and a chapter on ALBERT (S4). docs/dev/errata.md lists the wrong values; test_errata.py runs its commands.
 """
 
 import math
@@ -270,7 +270,7 @@ def test_sqrt_d_input_scale_raises_the_lookup_share_of_the_gradient():
     assert scaled < 0.7
 
 
-# Entries that the test above, another test or a command of docs/errata.md measures.
+# Entries that the test above, another test or a command of docs/dev/errata.md measures.
 ORACLES = [
     *("S0-ex2-w2", "S0-ex2-w4", "S0-sqrtd", "S0-wt-h", "S0-gap-zero"),
     *("S2-names", "S3-matrix", "S3-symmetry", "S3-any"),
