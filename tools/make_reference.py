@@ -1,7 +1,7 @@
 """Write the reference pages: of the command line from its options, of the API from docstrings.
 
 python tools/make_reference.py           writes docs/reference-cli.md, docs/reference-api.md, docs/reference-rules.md,
-                                         the table in docs/check.md, and the list in checkpoint/rules/__init__.py
+                                         and the list in checkpoint/rules/__init__.py
 python tools/make_reference.py --hold    writes nothing, and exits with 1 if a page differs from what it would write
 """
 
@@ -22,7 +22,6 @@ from tiewise.cli.main import click_command
 DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
 INDEX_NOTE = "# `tools/make_reference.py` writes this list. Look here before you write a rule: it may be one of these."
-TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # in check.md
 NAMESPACES = {  # package → title and first sentence of its part of the page
     "tiewise": ("Top level", "The names of daily use."),
     "tiewise.checkpoint": ("`tiewise.checkpoint`", "Audits and rewrites of stored checkpoints, without torch."),
@@ -140,24 +139,14 @@ def escaped(text: str) -> str:
 def rule_page() -> Iterator[str]:
     """Yield the lines of the page on the rules of `tiewise check`."""
     yield from ("# Rules of `tiewise check`", "", NOTICE)
-    yield "`tiewise check --explain B012` prints one of them. [check.md](check.md) says how they are chosen and read."
+    yield "`tiewise check --explain B012` prints one of them. [check.md](check.md) says how to choose rules."
+    yield from ("", "| id | severity | rule of a sound checkpoint | it reads |", "|---|---|---|---|")
+    for rule in rules().values():
+        yield f"| {rule.id} | {rule.severity} | {rule.title} | {rule.reads} |"
     for rule in rules().values():
         yield from ("", f"## {rule.id}: {rule.title}", "", f"Severity: {rule.severity}.", "", *prose(rule.explain))
         if rule.sources:
             yield f"Seen or read in: {', '.join(escaped(source) for source in rule.sources)}."
-
-
-def check_page() -> Iterator[str]:
-    """Yield the lines of the page on `tiewise check`, with a new table of rules."""
-    before, mark, rest = (DOCS / "check.md").read_text(encoding="utf-8").partition(f"{TABLE}\n")
-    assert mark, "docs/check.md lacks the mark above its table of rules"
-    _, _, after = rest.lstrip("\n").partition("\n\n")  # below the old table
-    yield from (before + TABLE, "")
-    yield "| id | severity | what holds in a sound checkpoint | read |"
-    yield "|---|---|---|---|"
-    for rule in rules().values():
-        yield f"| {rule.id} | {rule.severity} | {rule.title} | {rule.reads} |"
-    yield from ("", after)
 
 
 def rule_index() -> Iterator[str]:
@@ -175,7 +164,6 @@ PAGES = {
     DOCS / "reference-cli.md": cli,
     DOCS / "reference-api.md": api,
     DOCS / "reference-rules.md": rule_page,
-    DOCS / "check.md": check_page,
     RULES / "__init__.py": rule_index,
 }
 

@@ -206,7 +206,7 @@ def test_predicted_outcome_matches_load_of_edited_checkpoint(tmp_path, name, edi
     assert {*missing, *([said.sentence.split()[0]] if words else [])} <= set(keys)
 
 
-# model, flags, state, {loader: outcome}; docs/loaders.md cites the threads
+# model, flags, state, {loader: outcome}; docs/dev/incidents.md cites the threads
 FOUR, BEFORE, SINCE = "transformers 4", "vLLM before August 2026", "vLLM since August 2026"
 OTHERS = (FOUR, BEFORE, SINCE, "llama.cpp", "mlx-lm")
 DROPPED, LOUD, DRAWN = columns.DROPPED, columns.ERROR, columns.RANDOM_HEAD
@@ -268,16 +268,27 @@ def test_predict_handles_headless_tiewise_unknown_and_absent_configs(tmp_path, c
     assert predict(Facts(open_folder(tmp_path))) == ()
 
 
-def test_loader_matrix_in_docs_equals_loader_columns():
+def matrix_of(names, states):
+    """Return the Markdown table of these loaders and states, as the columns predict it."""
     right = ("tied", "untied", "kept with a warning")
-    rows = [["flag", "stored", *COLUMNS], ["---"] * (2 + len(COLUMNS))]
+    rows = [["flag", "stored", *names], ["---"] * (2 + len(names))]
     for flag in (True, False):
-        for state in columns.STATES:
-            words = [(one.tied if flag else one.untied)[columns.STATES.index(state)] for one in COLUMNS.values()]
+        for state in states:
+            words = [(one.tied if flag else one.untied)[columns.STATES.index(state)] for one in map(COLUMNS.get, names)]
             rows.append([str(flag).lower(), state, *(word if word in right else f"**{word}**" for word in words)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
-    text = (Path(__file__).parents[2] / "docs" / "loaders.md").read_text()
-    assert text.split("<!-- matrix -->\n")[1].split("\n<!-- end -->")[0] == table
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def test_loader_matrix_in_docs_equals_loader_columns():
+    text = (Path(__file__).parents[2] / "docs" / "dev" / "incidents.md").read_text()
+    assert text.split("<!-- matrix -->\n")[1].split("\n<!-- end -->")[0] == matrix_of(list(COLUMNS), columns.STATES)
+
+
+def test_loader_summary_in_docs_equals_loader_columns():
+    text = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    names = [name for name in COLUMNS if name not in ("transformers 4", "vLLM before August 2026")]
+    states = ("no head", "equal head", "other head")
+    assert text.split("<!-- summary -->\n")[1].split("\n<!-- end -->")[0] == matrix_of(names, states)
 
 
 # random folders: `check` reports an error for everything that transformers refuses to load or draws at random

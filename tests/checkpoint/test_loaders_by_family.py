@@ -201,7 +201,7 @@ def test_family_table_in_docs_equals_recorded_mlx_runs():
     for letters, kinds in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         cells = [", ".join(short[letter] for letter in column[:3]) for column in letters.split()]
         rows.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")
-    text = (ROOT / "docs" / "loaders.md").read_text()
+    text = (ROOT / "docs" / "dev" / "incidents.md").read_text()
     assert text.split("<!-- mlx-lm -->\n")[1].split("\n<!-- end -->")[0] == "\n".join(rows)
     assert f"mlx-lm {VERSION}" in text
     assert mlx_data()["date"] in text

@@ -1,7 +1,7 @@
 """Columns of loaders: the outcome of loading for each state of the two ends.
 
 The outcome depends on the flag that the loader reads, and on the stored tables of input embedding and output head.
-docs/loaders.md prints the columns, the source of each entry, and how the tests verify the classes in `VERIFIED`.
+docs/dev/incidents.md prints the columns, the source of each entry, and how the tests verify the classes in `VERIFIED`.
 """
 
 from __future__ import annotations

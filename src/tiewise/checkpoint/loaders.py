@@ -1,6 +1,6 @@
 """Outcome of loading a checkpoint with each loader. One folder may give different models.
 
-docs/loaders.md shows the columns of `loader_columns.py` and the source of each entry.
+docs/dev/incidents.md shows the columns of `loader_columns.py` and the source of each entry.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Rule:
     scans: bool = False  # True if it reads the two tables; it is skipped if only headers may be read
     deep: bool = False  # True if it reads every row of every large tensor; it runs on request only
     kind: CheckpointType = "folder"  # type of checkpoint that it checks
-    reads: str = HEADERS  # parts of the checkpoint that it reads, for the table in docs/check.md
+    reads: str = HEADERS  # parts of the checkpoint that it reads, for the table in docs/reference-rules.md
 
     @property
     def subject(self) -> str:
