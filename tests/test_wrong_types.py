@@ -82,6 +82,7 @@ CALLS = {
     "tie_at": (tiewise.boundary.tie_at, SpecError),
     "train": (lambda x: tiewise.train([x]), RunError),
     "sweep": (tiewise.sweep, RunError),
+    "exercise": (lambda x: tiewise.lab.exercise(x, "mine.py"), RunError),
     "hot_vocabulary": (lambda x: tiewise.lab.hot_vocabulary(tokenizer=x), PATH),
     "untie_at": (tiewise.boundary.untie_at, SpecError),
     **{name: (partial(call_verb, name), CheckpointError) for name in listing.verb_names()},
@@ -92,7 +93,7 @@ CALLS = {
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
 NO_CALLS |= {"Audit", "Comparison", "Explorer", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
 NO_CALLS |= {"Plan", "Probe", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
-NO_CALLS |= {"Healed", "HotTokens", "Study", "public_models"}
+NO_CALLS |= {"Healed", "HotTokens", "Study", "public_models", "Exercises", "CheckedAnswer"}
 
 
 def test_wrong_type_cases_cover_every_public_name():
@@ -166,6 +167,7 @@ OTHERS = {
     "a name of the hub with its owner": (lambda: tiewise.check("me/A"), "hf download me/A --local-dir A"),
     "a list of folders": (lambda: tiewise.inspect(["a", "b"]), r"write tiewise\.inspect\(FOLDER\)"),
     "a number for the arms of a plan": (lambda: tiewise.plan("gpt2", 3), "names no arms"),
+    "a function for the file of an exercise": (lambda: tiewise.lab.exercise(1, len), "save your function in a file"),
     "an unknown end": (lambda: tiewise.boundary.tie_at(100, "both"), "input, output, mean"),
     "an unknown state": (lambda: tiewise.boundary.untie_at(100, "mean"), "copy, split, reset"),
 }

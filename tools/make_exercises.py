@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tiewise.cli.exercises import EXERCISES
+from tiewise.lab.exercises import EXERCISES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference-exercises.md"
 BEGIN = f"""# Exercises

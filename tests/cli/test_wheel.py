@@ -151,7 +151,7 @@ def test_explore_writes_a_page_with_its_script_styles_and_facts(wheel, model):
 
 def test_exercises_are_listed_printed_and_checked(wheel):
     listed = wheel.tiewise("exercise").splitlines()
-    texts = sorted((PACKAGE / "cli/exercises").glob("*.md"))
+    texts = sorted((PACKAGE / "lab/exercises").glob("*.md"))
     assert len([line for line in listed if re.match(r" *\d+  ", line)]) == len(texts)
     assert "saved(v, d, layers)" in wheel.tiewise("exercise 1")
     (wheel.folder / "right.py").write_text(

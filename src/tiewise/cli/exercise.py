@@ -21,26 +21,24 @@ def exercise(
 
     The check runs in a separate process with limits of time and memory.
     """
-    from tiewise.cli.exercises import EXERCISES, check, of_number
+    from tiewise.lab.exercises.reading import CheckedAnswer
+    from tiewise.lab.exercises.reading import exercise as read_or_check
 
-    if file is not None:
-        wrong = check(number, file)
-        if json_:
-            o.print_json({"exercise": number, "right": wrong is None, "wrong": wrong})
-        else:
-            typer.echo("right" if wrong is None else f"wrong: {wrong}")
-        raise typer.Exit(int(wrong is not None))
-    texts = {n: EXERCISES[n].text() for n in ([of_number(number).number] if number is not None else sorted(EXERCISES))}
+    result = read_or_check(number, file, hint=hint, solution=solution)
     if json_:
-        names = ("title", "statement", "hint", "solution")
-        records = [{"number": n, **dict(zip(names, text, strict=True))} for n, text in texts.items()]
-        return o.print_json({"exercises": records})
-    if number is None:
-        for n, (title, *_) in texts.items():
-            typer.echo(f"{n:2}  {title}")
-        return typer.echo("tiewise exercise N prints one; tiewise exercise N FILE.py checks your answer")
+        o.print_json(result.record())
+    elif isinstance(result, CheckedAnswer) or number is None:
+        typer.echo(result.answer_text())
+    else:
+        _print_markdown(result.answer_text())
+    if isinstance(result, CheckedAnswer):
+        raise typer.Exit(int(not result.right))
+    if number is None and not json_:
+        typer.echo("tiewise exercise N prints one; tiewise exercise N FILE.py checks your answer")
+
+
+def _print_markdown(text: str) -> None:
+    """Print text in Markdown as the terminal shows it."""
     from rich.markdown import Markdown
 
-    title, statement, hint_text, solution_text = texts[number]
-    parts = [f"# {title}", statement, *["## Hint", hint_text] * hint, *["## Solution", solution_text] * solution]
-    o.print_view(Markdown("\n\n".join(parts)))
+    o.print_view(Markdown(text))

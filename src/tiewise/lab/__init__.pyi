@@ -6,6 +6,9 @@ from tiewise.core.errors import RunError as RunError
 from tiewise.inspection.inspection import Inspection as Inspection
 from tiewise.inspection.running.passages import Healed as Healed
 from tiewise.lab.catalogue import public_models as public_models
+from tiewise.lab.exercises.reading import CheckedAnswer as CheckedAnswer
+from tiewise.lab.exercises.reading import Exercises as Exercises
+from tiewise.lab.exercises.reading import exercise as exercise
 from tiewise.lab.runs import compare as compare
 from tiewise.lab.runs import heal as heal
 from tiewise.lab.runs import train as train

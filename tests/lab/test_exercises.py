@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tiewise.cli.exercises import EXERCISES, check
 from tiewise.cli.main import command_line
 from tiewise.core.errors import RunError
+from tiewise.lab.exercises import EXERCISES, find_fault
 
 # Right answers, and mistakes with their messages, by number of the exercise. {edit:…→…} is one edit of the solution.
 # Every file begins with the import of numpy.
@@ -371,9 +371,9 @@ def test_every_exercise_has_text_and_tested_answers():
 def test_checker_accepts_right_answers_and_explains_three_mistakes(tmp_path, number):
     seconds = 600  # the machine may be busy
     for text in (solution(number), *RIGHT[number]):
-        assert check(number, write_answer(tmp_path, number, text), seconds) is None, text
+        assert find_fault(number, write_answer(tmp_path, number, text), seconds) is None, text
     for text, says in WRONG[number]:
-        wrong = check(number, write_answer(tmp_path, number, text), seconds)
+        wrong = find_fault(number, write_answer(tmp_path, number, text), seconds)
         assert wrong is not None
         assert says in wrong, wrong
 
@@ -393,19 +393,19 @@ def test_checker_accepts_right_answers_and_explains_three_mistakes(tmp_path, num
 )
 def test_checker_names_reason_for_unusable_answer_file(tmp_path, text, says):
     with pytest.raises(RunError, match=says):
-        check(1, write_answer(tmp_path, 1, text))
+        find_fault(1, write_answer(tmp_path, 1, text))
 
 
 def test_checker_stops_endless_loop(tmp_path):
     with pytest.raises(RunError, match=r"answer1\.py took more than 1 s; look for a loop"):
-        check(1, write_answer(tmp_path, 1, "while True: pass"), seconds=1)
+        find_fault(1, write_answer(tmp_path, 1, "while True: pass"), seconds=1)
 
 
 def test_checker_reports_position_or_shape_of_other_mistakes(tmp_path):
     print_first = "print('words of its own')\n"
-    wrong = check(1, write_answer(tmp_path, 1, print_first + "def saved(v, d, layers):\n    return v*d, 7"))
+    wrong = find_fault(1, write_answer(tmp_path, 1, print_first + "def saved(v, d, layers):\n    return v*d, 7"))
     assert wrong == "saved(32000, 1024, 12): it is 7 at (1,), and should be 0.151332"
-    wrong = check(1, write_answer(tmp_path, 1, "def saved(v, d, layers):\n    return v*d"))
+    wrong = find_fault(1, write_answer(tmp_path, 1, "def saved(v, d, layers):\n    return v*d"))
     assert wrong == "saved(32000, 1024, 12): it returned one number; return 2 numbers"
 
 
@@ -421,9 +421,9 @@ def test_exercise_command_lists_prints_and_checks_exercises(tmp_path):
     assert (run(1, right).exit_code, run(1, right).output) == (0, "right\n")
     assert run(4, write_answer(tmp_path, 4, WRONG[4][0][0])).exit_code == 1
     with pytest.raises(RunError, match="no exercise 99; choose 1 to 13"):
-        check(99, right)
+        find_fault(99, right)
     with pytest.raises(RunError, match="no file"):
-        check(1, tmp_path / "none.py")
+        find_fault(1, tmp_path / "none.py")
     assert isinstance(run(99).exception, RunError)
 
 
@@ -434,7 +434,7 @@ def test_answer_to_exercise_13_matches_sampled_count():
 
 
 def test_exercises_page_equals_generated_page():
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     page = runpy.run_path(str(root / "tools" / "make_exercises.py"))["page"]()
     committed = (root / "docs" / "reference-exercises.md").read_text(encoding="utf-8")
     assert committed == page, "run python tools/make_exercises.py"

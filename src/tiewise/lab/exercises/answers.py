@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.cli.exercises.checker import exercise
+from tiewise.lab.exercises.checker import right_answer
 
 Array = np.ndarray[Any, Any]
 Cases = list[tuple[Any, ...]]  # arguments of each call
@@ -30,7 +30,7 @@ def _models() -> Cases:
     return [(32_000, 1024, 12), (50_257, 768, 12), (128_256, 2048, 16)]
 
 
-@exercise(1, _models)
+@right_answer(1, _models)
 def saved(v: int, d: int, layers: int) -> Any:
     """(Parameters that tying saves, their share of the untied model)."""
     return v * d, v * d / (2 * v * d + 12 * layers * d * d)
@@ -76,7 +76,7 @@ def _lookup(w: Array, ids: Array, upstream: Array) -> Array:
     return rows
 
 
-@exercise(2, _steps)
+@right_answer(2, _steps)
 def gradient(w: Array, ids: Array, targets: Array, h: Array, upstream: Array) -> Any:
     """Gradient of a tied table [V, d], both uses together."""
     return _head(w, targets, h) + _lookup(w, ids, upstream)
@@ -111,7 +111,7 @@ def _square_matrices() -> Cases:
     return [(np.array([[0.0, 1], [0, 0]]),), (_random(6, 6),), (-np.eye(3),)]
 
 
-@exercise(3, _square_matrices)
+@right_answer(3, _square_matrices)
 def gap(m: Array) -> Any:
     """Least squared distance of any W·Wᵀ from m."""
     antisymmetric, negative = _parts(m)
@@ -140,7 +140,7 @@ def _tables() -> Cases:
     return [(30_000, 1024, 128), (32_000, 4096, 256), (1000, 1000, 10)]
 
 
-@exercise(4, _tables)
+@right_answer(4, _tables)
 def factored(v: int, d: int, k: int) -> Any:
     """(Parameters that a factored table saves, the largest rank that saves any)."""
     return v * d - k * (v + d), (v * d - 1) // (v + d)
@@ -193,7 +193,7 @@ def _seeds() -> Cases:
     return [(0, tokens, 40, 8), (1, tokens, 40, 8)]
 
 
-@exercise(5, _seeds, judge=_judge_tied_logits, needs="flax", megabytes=4096)
+@right_answer(5, _seeds, judge=_judge_tied_logits, needs="flax", megabytes=4096)
 def tied_io_embed(seed: int, token_ids: Array, vocab_size: int, d_model: int) -> Any:
     """Return the logits [T·V] of a tied table that the function draws at random."""
     table = STD * _random(vocab_size, d_model, seed=seed)
@@ -213,7 +213,7 @@ def _energies(e: Array, u: Array) -> tuple[float, float]:
     return float(((e.T @ e) * (u.T @ u)).sum()), float((cross * cross.T).sum())
 
 
-@exercise(6, _pairs)
+@right_answer(6, _pairs)
 def asymmetry(e: Array, u: Array) -> Any:
     """Return the share of the antisymmetric part in ‖e·uᵀ‖²."""
     energy, with_transpose = _energies(e, u)
@@ -261,7 +261,7 @@ def _losses(h: Array, w: Array, targets: Array) -> Array:
     return np.concatenate(losses)
 
 
-@exercise(7, _batches, megabytes=300)
+@right_answer(7, _batches, megabytes=300)
 def loss(h: Array, w: Array, targets: Array) -> Any:
     """Mean cross-entropy over positions that have a target."""
     return _losses(h, w, targets).mean()
@@ -295,7 +295,7 @@ def _recurrent_models() -> Cases:
     return [(10_000, 50, 300), (33_278, 300, 650), (500_000, 300, 300)]
 
 
-@exercise(8, _recurrent_models)
+@right_answer(8, _recurrent_models)
 def rnn(c: int, d: int, h: int) -> Any:
     """(Parameters of the tied recurrent model, of the untied)."""
     body = h * d + h * h + h + c
@@ -329,7 +329,7 @@ def _turned_tables() -> Cases:
     return [(e, turned), (e, turned + 0.3 * noise)]
 
 
-@exercise(9, _turned_tables)
+@right_answer(9, _turned_tables)
 def align(e: Array, u: Array) -> Any:
     """Rotation [d, d] that brings e nearest to u."""
     left, _, right = np.linalg.svd(e.T @ u)
@@ -367,7 +367,7 @@ def _leaning_tables() -> Cases:
     return [(e + 1, other + 1), (e + 1, 2 * e + other + 1)]
 
 
-@exercise(10, _leaning_tables)
+@right_answer(10, _leaning_tables)
 def excess(e: Array, u: Array) -> Any:
     """Mean cosine of paired rows, less that of rows of two tokens."""
     return _beyond_others(_cosines(e, u))
@@ -407,7 +407,7 @@ def _retained_tokens() -> Cases:
     return [(4, _MERGES, np.array(ids, int)) for ids in ([7], [6, 8], [])]
 
 
-@exercise(11, _retained_tokens)
+@right_answer(11, _retained_tokens)
 def closed(symbols: int, merges: Array, kept: Array) -> Any:
     """Return the retained ids, the ids that they are merged from, and all symbols; sorted."""
     tokens, waiting = set(range(symbols)), list(map(int, kept))
@@ -461,7 +461,7 @@ def _growing_tables() -> Cases:
     return [(_random(9, 4), _random(6, 4, seed=6), 1), (_random(200, 8), _random(5, 8, seed=7), 50)]
 
 
-@exercise(12, _growing_tables)
+@right_answer(12, _growing_tables)
 def fall(w: Array, h: Array, n: int) -> Any:
     """How far every old token's log-probability falls [N]."""
     return _fall(w, h, h @ w.mean(0), n)
@@ -489,7 +489,7 @@ def _token_counts() -> Cases:
     return [(np.array([5, 3, 2]), 4), (1000 // np.arange(1, 200), 512)]
 
 
-@exercise(13, _token_counts)
+@right_answer(13, _token_counts)
 def touched(counts: Array, n: int) -> Any:
     """Mean number of different tokens in a batch."""
     return (1 - (1 - counts / counts.sum()) ** n).sum()

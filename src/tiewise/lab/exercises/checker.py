@@ -4,7 +4,7 @@ An exercise is one decorated function of `answers.py`, which returns the right a
 define a function of the same name. The functions below it are usual mistakes, each with an explanation. The result of
 the reader's function is compared with the right answer, then with the mistakes' results.
 
-    check(1, Path("mine.py"))  → None if every case is right, else the wrong case and the reason
+    find_fault(1, Path("mine.py"))  → None if every case is right, else the wrong case and the reason
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiewise.core.errors import RunError
 
 STATEMENTS = Path(__file__).parent
-ANSWER_CASES = "from tiewise.cli.exercises import checker; checker.answer_cases()"
+ANSWER_CASES = "from tiewise.lab.exercises import checker; checker.answer_cases()"
 SECONDS = 60  # limit for all cases of an exercise, with the imports of the reader's file
 ARENA = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory that they do not use
 EQUAL = 1e-6  # relative tolerance; an answer may compute in fp32
@@ -33,6 +33,15 @@ EQUAL = 1e-6  # relative tolerance; an answer may compute in fp32
 Array = np.ndarray[Any, Any]
 Answer = Callable[..., Any]
 Cases = Callable[[], Sequence[tuple[Any, ...]]]
+
+
+class ExerciseText(NamedTuple):
+    """The text of an exercise, in Markdown."""
+
+    title: str
+    statement: str
+    hint: str
+    solution: str
 
 
 @dataclass
@@ -52,13 +61,13 @@ class Exercise:
         """The name of the reader's function."""
         return self.answer.__name__
 
-    def text(self) -> tuple[str, str, str, str]:
-        """Return (title, statement, hint, solution) from the exercise's file."""
+    def text(self) -> ExerciseText:
+        """Return the text from the exercise's file."""
         content = next(STATEMENTS.glob(f"{self.number:02}-*.md")).read_text(encoding="utf-8")
         head, _, rest = content.partition("\n## Hint\n")
         hint, _, solution = rest.partition("\n## Solution\n")
         title, _, statement = head.partition("\n")
-        return title.lstrip("# "), statement.strip(), hint.strip(), solution.strip()
+        return ExerciseText(title.lstrip("# "), statement.strip(), hint.strip(), solution.strip())
 
     def mistake(self, why: str) -> Callable[[Answer], Answer]:
         """Register a function as a usual mistake; `why` explains it to the reader."""
@@ -116,7 +125,7 @@ def _shape_in_words(shape: tuple[int, ...]) -> str:
     return f"an array of shape {shape}"
 
 
-def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
+def right_answer(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
     """Register the decorated function as the right answer of a new exercise."""
 
     def register(answer: Answer) -> Exercise:
@@ -127,14 +136,17 @@ def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], E
     return register
 
 
-def of_number(number: int) -> Exercise:
+def of_number(number: object) -> Exercise:
     """Return the exercise of a number. Raises RunError if there is none."""
+    if not isinstance(number, int):
+        problem = f"the number of an exercise must be an int, not a value of type {type(number).__name__}"
+        raise RunError(problem, f"choose 1 to {len(EXERCISES)}")
     if number not in EXERCISES:
         raise RunError(f"no exercise {number}", f"choose 1 to {len(EXERCISES)}")
     return EXERCISES[number]
 
 
-def check(number: int, file: Path, seconds: float = SECONDS) -> str | None:
+def find_fault(number: int, file: Path, seconds: float = SECONDS) -> str | None:
     """Run the function of a reader's file on every case; return the first fault.
 
     The result is None if all cases are right.
