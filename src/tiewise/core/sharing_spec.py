@@ -143,5 +143,5 @@ class SharingSpec:
 
 _ARGUMENTS = {name: (name, count) for name in ("groups", "cycle", "ends")}
 _OPTIONS = {"rank": ("rank", count)}
-_DOCS = "docs/sharing.md: a whole number, 1 or more"
+_DOCS = "docs/factoring.md: a whole number, 1 or more"
 _DEFAULTS = {"groups": 1, "cycle": 0, "ends": 0, "rank": 0}

@@ -6,7 +6,7 @@
 
 No module is replaced: every layer keeps its object, index, caches and hooks, and refers to the Parameters of the first
 layer that it shares with. An optimizer over `model.parameters()` gets each Parameter once, and gradients of all
-applications add up in it. See docs/sharing.md.
+applications add up in it. See docs/factoring.md.
 
 With a rank, each layer adds a low-rank difference to the shared matrix: y = x (W + B_l A_l)ᵀ + b, with W shared and
 A_l, B_l separate for each layer. This is the relaxed sharing of Bae et al. 2024 (arXiv:2410.20672, §2.3). A trained
