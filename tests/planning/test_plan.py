@@ -80,7 +80,7 @@ def test_plan_refuses_to_share_layers_of_a_built_unknown_family():
     config = {"model_type": "codegen", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 16}
     built = count_on_meta(config | {"rotary_dim": 4})
     assert totals(plan(built))[1] == built.total
-    with pytest.raises(PlanError, match="layers one by one; leave --share out"):
+    with pytest.raises(PlanError, match="layers one by one; leave share out"):
         plan(built, share=("all",))
     for wrong in ({"model_type": "nothing_known"}, {**config, "n_head": 5}, {"model_type": "vit"}):
         with pytest.raises(PlanError):
@@ -246,3 +246,38 @@ def test_read_counts_no_other_tables_without_their_config_keys():
     assert "other_tables" not in read(SIZES | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}).around
     assert not any("further tokens" in note for note in read(llama).notes)
     assert any("further tokens" in note for note in read(llama | {"num_nextn_predict_layers": 1}).notes)
+
+
+def test_plan_accepts_sizes_and_setting_as_keywords():
+    sizes = {"vocab": 32_000, "width": 2048, "layers": 24, "heads": 16, "gated": True}
+    setting = Setting(2, 128, "bfloat16", world=8, tp=4, std=0.01, fsdp=2)
+    by_keywords = plan(**sizes, batch=2, length=128, dtype="bfloat16", init=0.01, world=8, tp=4, fsdp=2)
+    assert by_keywords.record() == plan(Sizes(**sizes), setting=setting).record()
+    assert plan("gpt2", width=1024, layers=24, heads=16).record()["model"]["name"] == "like gpt2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, r"a NoneType cannot be planned; give a name of the catalogue.*tiewise\.plan\(vocab=32_000"),
+        ({"vocab_size": 10}, r"no argument 'vocab_size'; did you mean vocab\? help\(tiewise\.plan\) lists all"),
+        ({"model": "gpt2", "lenght": 10}, "no argument 'lenght'; did you mean length?"),
+        ({"vocab": "10", "width": 4, "layers": 1}, "vocab = '10'; vocab must be a whole number from 1 to"),
+        ({"model": "gpt2", "width": "1024"}, "width = '1024'; width must be a whole number"),
+        ({"vocab": 10, "width": 4, "layers": 1, "gated": "yes"}, "gated = 'yes'; gated must be True or False"),
+        ({"vocab": 10, "width": 4}, "layers missing; sizes need vocab, width and layers"),
+        ({"model": "gpt2", "gated": True}, "gated does not apply to gpt2, whose class decides it"),
+        ({"model": "gpt2", "kv_heads": 4}, "gpt2 has no size kv_heads; leave kv_heads out"),
+        (
+            {"model": {"model_type": "gpt2"}, "width": 8},
+            "width with a dict as the model; change the sizes in its config",
+        ),
+        ({"model": "gpt2", "batch": 1.5}, "batch = 1.5; it must be a whole number, 1 or more"),
+        ({"model": "gpt2", "init": "small"}, "init='small'; give a positive number"),
+        ({"model": "gpt2", "dtype": "bf16"}, "dtype = 'bf16'; did you mean bfloat16"),
+        ({"model": "gpt2", "setting": Setting(), "tp": 2}, r"both setting and tp are given; .*Setting\(tp="),
+    ],
+)
+def test_plan_refuses_wrong_keywords_and_shows_the_right_ones(arguments, said):
+    with pytest.raises(PlanError, match=said):
+        plan(**arguments)

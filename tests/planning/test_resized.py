@@ -37,9 +37,9 @@ def test_config_like_keeps_unnamed_sizes_and_derives_default_widths():
 @pytest.mark.parametrize(
     ("name", "sizes", "said"),
     [
-        ("gpt2", {"kv_heads": 4}, "no size kv_heads; leave --kv-heads out"),
-        ("starcoder", {"kv_heads": 4}, "no size kv_heads; leave --kv-heads out"),
-        ("bloom-560m", {"ffn": 4}, "no size ffn; leave --ffn out"),
+        ("gpt2", {"kv_heads": 4}, "no size kv_heads; leave kv_heads out"),
+        ("starcoder", {"kv_heads": 4}, "no size kv_heads; leave kv_heads out"),
+        ("bloom-560m", {"ffn": 4}, "no size ffn; leave ffn out"),
         ("t5-small", {"width": 4}, "an encoder and a decoder"),
         ("gpt2", {"heads": 5}, "768 is not a multiple of 5 heads"),
         ("gpt2", {"width": 0}, "whole number"),

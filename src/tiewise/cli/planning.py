@@ -141,8 +141,10 @@ def _write_page(result: Plan, plot: Path, quiet: bool) -> None:
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
     """Return the model to plan, of a config, of the catalogue, or of sizes. Raises PlanError for none or several."""
+    from tiewise.planning.call_keywords import decoder_of_sizes, resized_model
+
     if like is not None and sizes and config is None:
-        return _resized(like, sizes)
+        return resized_model(like, sizes)
     ways = {"a config": config, "--like": like, "sizes": sizes}
     used_ways = [name for name, value in ways.items() if value]
     if len(used_ways) != 1:
@@ -154,26 +156,9 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Mode
             remedy = f"check the path, or use --like {config.name} for a model of the catalogue"
             raise PlanError(f"{config}: no such file or folder", remedy)
         return config
-    return _of_sizes(sizes) if like is None else like
-
-
-def _resized(name: str, sizes: dict[str, int]) -> ModelSource:
-    """Return a model of the catalogue at other sizes."""
-    if "gated" in sizes:
-        raise PlanError(f"--gated does not apply to {name}, whose class decides it", "leave it out")
-    from tiewise.planning.resized import config_like
-
-    return config_like(name, **sizes)
-
-
-def _of_sizes(sizes: dict[str, int]) -> ModelSource:
-    """Return a decoder of these sizes. Raises PlanError if one that it needs is missing."""
-    from tiewise.planning.read_config import Sizes
-
-    missing = [f"--{name}" for name in ("vocab", "width", "layers") if name not in sizes]
-    if missing:
-        raise PlanError(f"{', '.join(missing)} missing", "sizes need --vocab, --width and --layers")
-    return Sizes(**sizes)  # type: ignore[arg-type]
+    if like is not None:
+        return like
+    return decoder_of_sizes(sizes)
 
 
 def _built(model: ModelSource) -> ModelSource:

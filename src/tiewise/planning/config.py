@@ -11,12 +11,20 @@ from typing import Any
 
 from tiewise.checkpoint import families
 from tiewise.core.errors import PlanError
+from tiewise.core.written_options import written_option
 from tiewise.planning.architecture import TokenTables
 
 # Larger sizes are refused as mistakes; a plan of more layers would take minutes.
 MOST, MOST_LAYERS = 10**12, 10_000
 GENERIC, UNNAMED = "generic decoder", "unknown"  # family names for bare sizes, and for a config without model_type
+NEEDED_SIZES = ("vocab", "width", "layers")  # sizes that a plan without a config needs
 LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
+
+
+def written_sizes() -> str:
+    """Return the sizes that a plan without a config needs, as the reader writes them."""
+    first, second, third = map(written_option, NEEDED_SIZES)
+    return f"{first}, {second} and {third}"
 
 
 def is_integer(value: object) -> bool:
@@ -113,9 +121,7 @@ class Config:
         if self.record.has_facts or self.family == GENERIC:
             return PlanError(f"the config of {self.family} has no {key}", remedy)
         usual = "hidden_size or d_model" if key == "d_model" else key
-        return PlanError(
-            f"{self.record.unknown_message}: the config has no {usual}", f"{remedy}: --vocab, --width and --layers"
-        )
+        return PlanError(f"{self.record.unknown_message}: the config has no {usual}", f"{remedy}: {written_sizes()}")
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
         """Return the error for a value that is not what the key `must` be."""

@@ -50,10 +50,10 @@ class Setting:
     fsdp: int | None = None  # ranks of a group that shards every parameter; None: the full world, and tp without fsdp
 
     def __post_init__(self) -> None:
-        require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
+        require(self, "batch length world tp fsdp", _is_count, "it must be a whole number, 1 or more", PlanError)
         require_choice(self, "dtype", DTYPES, PlanError)
-        if self.std is not None and not 0 < self.std < float("inf"):
-            raise PlanError(written_option("std", self.std, "--init"), "give a positive number")
+        if self.std is not None and not _is_positive(self.std):
+            raise PlanError(written_option("init", self.std), "give a positive number")
         if self.world % (self.tp * (self.fsdp or 1)):
             cut = f"tp {self.tp}" if self.fsdp is None else f"fsdp {self.fsdp} × tp {self.tp}"
             fix = "choose them so that world = fsdp × tp × replicas"
@@ -69,6 +69,16 @@ class Setting:
         tokens = {"batch": self.batch, "length": self.length, "count": self.tokens}
         world = {"size": self.world, "tp": self.tp, "fsdp": self.fsdp}
         return {"tokens": tokens, "dtype": self.dtype, "world": world, "std": self.std}
+
+
+def _is_count(value: object) -> bool:
+    """Return whether a value is a whole number, 1 or more."""
+    return isinstance(value, int) and value >= 1
+
+
+def _is_positive(value: object) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return isinstance(value, int | float) and 0 < value < float("inf")
 
 
 def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 plan("qwen3-0.6b", arms="tied,untied,factored:128", share="none,all").record()
 plan("path/to/config.json")
-plan(Sizes(vocab=50_000, width=1024, layers=12, heads=16))
+plan(vocab=50_000, width=1024, layers=12, heads=16)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
@@ -21,14 +21,26 @@ from tiewise.core.result import PrintedResult, Row
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import PLAN
+from tiewise.core.written_options import written_option
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
+from tiewise.planning.call_keywords import (
+    PlanKeywords,
+    read_setting_keywords,
+    read_size_keywords,
+    refuse_unknown,
+    shows_keywords,
+)
 from tiewise.planning.certainty import mark_parameters, mark_uncertain
+from tiewise.planning.config import written_sizes
 from tiewise.planning.costs import DTYPES, Setting, all_costs
 from tiewise.planning.evidence import nearest_settings
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
 from tiewise.planning.recommendation import recommend, tying_saves
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ModelSource = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
 
@@ -135,37 +147,51 @@ class Plan(PrintedResult):
         }
 
 
+@shows_keywords
 def plan(
-    model: ModelSource,
+    model: ModelSource | None = None,
     arms: str | BoundarySpec | Iterable[str | BoundarySpec] = ("tied", "untied"),
     share: str | SharingSpec | Iterable[str | SharingSpec] | None = None,
     setting: Setting | None = None,
+    **keywords: Unpack[PlanKeywords],
 ) -> Plan:
     """Count every boundary with every sharing.
+
+    The model is named, or given by its sizes. The keywords are the options of `tiewise plan`.
 
     Args:
         model: A name of the catalogue, the path of a config.json or of its folder, a config (a mapping), sizes, a model
             of the catalogue, or an architecture. A string is looked up as a name first, then as a path.
         arms: Boundaries in the order of the columns: a list, or text such as "tied,untied,factored:128".
         share: Sharings of layers, as a list or as text. None: as the model itself shares its layers.
-        setting: Tokens per step, dtype, ranks and initialisation.
+        setting: Tokens per step, dtype, ranks and initialisation, as one object instead of as keywords.
+        vocab, width, layers: V, D and L of a generic decoder without a model, or other sizes of a catalogue model.
+        heads, kv_heads: Attention heads, and heads of keys and values. By default 1, and as many as `heads`.
+        ffn: Width of the feed-forward layer. By default 4 D.
+        gated: The feed-forward layer has a gate, a third matrix.
+        batch, length: Sequences of one rank in one step (8), and tokens of a sequence (1024).
+        dtype: Type of weights and gradients: "float32" (default), "bfloat16" or "float16".
+        init: Standard deviation of weights at the start. By default the config's.
+        world, tp, fsdp: Number of ranks, ranks that split the vocabulary, and ranks that shard every parameter.
 
     Returns:
         a `Plan`; `.record()` gives everything for JSON, its `repr` is the table of all choices.
 
     Raises:
-        PlanError: The model is unknown, or its sizes are missing or contradict each other.
+        PlanError: The model is unknown, its sizes are missing or contradict each other, or a keyword is unknown.
         SpecError: A boundary or sharing cannot be read, or this model cannot have it.
         CheckpointError: A config cannot be read.
 
     >>> from tiewise import plan
-    >>> from tiewise.lab import Sizes
-    >>> record = plan(Sizes(vocab=50_000, width=1024, layers=12, heads=16)).record()
+    >>> record = plan(vocab=50_000, width=1024, layers=12, heads=16).record()
     >>> [(choice["boundary"], choice["saved"]) for choice in record["choices"]]
     [('tied', 51200000), ('untied', 0)]
+    >>> plan("gpt2", width=1024, layers=24, heads=16).architecture.total  # the sizes of GPT-2 medium
+    354823168
     """
-    name, architecture = resolve_model(model)
-    setting = setting or Setting()
+    refuse_unknown(keywords)
+    name, architecture = resolve_model(read_size_keywords(model, keywords))
+    setting = read_setting_keywords(setting, keywords)
     specs = dict.fromkeys(BoundarySpec.parse(arm) for arm in _one_by_one(arms))
     for spec in specs:
         spec.require(PLAN)
@@ -173,7 +199,7 @@ def plan(
     if share is not None:
         sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in _one_by_one(share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
-        raise PlanError(f"{name}: tiewise does not know its layers one by one", "leave --share out")
+        raise PlanError(f"{name}: tiewise does not know its layers one by one", f"leave {written_option('share')} out")
     untied_total = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
     choices = []
     for spec, shares in product(specs, sharing):
@@ -251,7 +277,8 @@ def _right_call(model: object) -> str:
     """Return the call that plans what a caller gave, for the error of `plan`."""
     if hasattr(model, "named_parameters"):
         return "give its config: tiewise.plan(model.config)"
-    return 'give a name of the catalogue, a config or its path, or sizes: tiewise.plan("gpt2")'
+    sizes = "tiewise.plan(vocab=32_000, width=1024, layers=12)"
+    return f'give a name of the catalogue, a config or its path, or sizes: tiewise.plan("gpt2"), or {sizes}'
 
 
 def _architecture_of_listed(listed: catalogue.Model) -> Architecture:
@@ -269,7 +296,7 @@ def _architecture_of_listed(listed: catalogue.Model) -> Architecture:
     if listed.vocab is None:
         raise PlanError(
             f"no source gives the vocabulary size of {listed.name}",
-            "give --vocab, --width and --layers, or a config.json",
+            f"give {written_sizes()}, or a config.json",
         )
     architecture = from_sizes(Sizes(listed.vocab, listed.width, listed.layers), tied=listed.tied is not False)
     note = f"Only V, D and L of {listed.name} are known. Each layer is estimated as 12·D² parameters."

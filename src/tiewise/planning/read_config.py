@@ -188,6 +188,17 @@ def _mean_width(ffn: Any) -> Any:
     return ffn
 
 
+def require_size(name: str, value: object) -> None:
+    """Raise PlanError for a size of a wrong type or outside its range."""
+    if name == "gated":
+        if not isinstance(value, bool):
+            raise PlanError(f"gated = {repr(value)[:40]}", "gated must be True or False")
+        return
+    most = MOST_LAYERS if name == "layers" else MOST
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise PlanError(f"{name} = {repr(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of a generic decoder.
@@ -222,11 +233,8 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name == "gated" or value is None:
-                continue
-            most = MOST_LAYERS if name == "layers" else MOST
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
+            if value is not None:
+                require_size(name, value)
         Heads.of(self.width, self.heads, self.kv_heads, self.head_dim)  # raises PlanError if the heads do not fit
 
 

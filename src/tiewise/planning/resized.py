@@ -19,9 +19,10 @@ from tiewise.checkpoint.families import family
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.written_options import written_option
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget
-from tiewise.planning.config import Config
+from tiewise.planning.config import Config, written_sizes
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 # Names of sizes in `tiewise plan`, with the letter of each and the usual keys of configs; a family has one of the keys.
@@ -137,9 +138,7 @@ def config_like(name: str, **sizes: int) -> dict[str, Any]:
     """
     listed = catalogue.find(name)
     if not listed.config:
-        raise PlanError(
-            f"only V, D and L of {listed.name} are known", "give --vocab, --width and --layers without --like"
-        )
+        raise PlanError(f"only V, D and L of {listed.name} are known", f"give {written_sizes()} without a model's name")
     config = dict(listed.config)
     if len(read(config).stacks) > 1:
         raise PlanError(f"{listed.name} has an encoder and a decoder", "give a config.json with the sizes of both")
@@ -149,7 +148,7 @@ def config_like(name: str, **sizes: int) -> dict[str, Any]:
     used = _letters(map(terms_of, counts.values())).union(*divided, "L")
     for size in sizes:
         if LETTERS[size] not in used:
-            raise PlanError(f"{listed.name} has no size {size}", f"leave --{size.replace('_', '-')} out")
+            raise PlanError(f"{listed.name} has no size {size}", f"leave {written_option(size)} out")
     tied = {} if listed.tied is None else {"tie_word_embeddings": listed.tied}
     return {**resize_config(config, sizes), **tied, "_name_or_path": f"like {listed.name}"}
 
