@@ -1,4 +1,4 @@
-"""Planned costs of input embedding and output head on many ranks, for `docs/scale.md`.
+"""Planned costs of input embedding and output head on many ranks, for `docs/distributed.md`.
 
     python -m benchmarks.scale [--vocab 128000] [--width 8192] [--tokens 1000000]
 

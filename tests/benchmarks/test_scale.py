@@ -1,4 +1,4 @@
-"""Compare a few figures of `docs/scale.md` with sums by hand; `make docs` compares the page with its command."""
+"""Compare a few figures of `docs/distributed.md` with sums by hand; `make docs` compares the page with its command."""
 
 from benchmarks import scale
 from tiewise.planning.read_config import Sizes
