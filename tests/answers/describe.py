@@ -188,7 +188,7 @@ def page_leaf(page, *, trained):
     visible = html.unescape(re.sub(r"<(?!/?t[dh])[^>]*>", "\n", rows))
     visible = re.sub(r"<[^>]*>", " ", visible)
     visible_text = "\n".join(line.strip() for line in visible.splitlines() if line.strip())
-    visible_text = texts.without_speed(visible_text)
+    visible_text = texts.without_machine(visible_text)
     ids = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")  # plotly draws a new one for every figure
     tags = ids.sub("ID", "".join(re.findall(r"<[^>]*>", rest)))
     result = {f"script {place}": digest(ids.sub("ID", script)) for place, script in enumerate(short_scripts)}

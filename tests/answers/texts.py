@@ -4,9 +4,11 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import tiewise
+from tiewise.training.compare import environment
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number, with thousands separators and either minus sign; "B012" and "w7" are words
@@ -47,11 +49,20 @@ def normalised(text, folder):
         text = re.sub(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(number)}", r"\1VERSION", text)
     for pattern, placeholder in PLACEHOLDERS:
         text = pattern.sub(placeholder, text)
-    return without_speed(text)
+    return without_machine(text)
 
 
-def without_speed(text):
-    """Replace the table row with the trained tokens per second."""
+@cache
+def machine_names():
+    """Return the names of this machine in reports and results, with their placeholders."""
+    machine = environment()
+    return {machine["platform"]: "PLATFORM", machine["processor"]: "PROCESSOR"}
+
+
+def without_machine(text):
+    """Replace the names of the machine, and the table row with the trained tokens per second."""
+    for name, placeholder in machine_names().items():
+        text = text.replace(name, placeholder)
     return SPEED.sub("tokens/s SPEED", text)
 
 
