@@ -111,6 +111,12 @@ def test_load_vectors_reads_back_every_format(form, vectors, data):
     assert np.array_equal(found[1:].numpy(), np.stack([vectors[each] for each in asked]))
 
 
+def test_binary_vectors_whose_bytes_look_like_a_number_load(tmp_path):
+    vectors = {"0": np.float32([2e-9, 2e-9])}  # each has the bytes of "_p\t1"
+    path = write_word2vec(tmp_path / "vectors.bin", vectors)
+    assert np.array_equal(load_vectors(path, ["0"]).numpy(), [vectors["0"]])
+
+
 @settings(max_examples=25)
 @given(st.lists(word, min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(-1, 3), st.integers(1, 50))
 def test_fasttext_vectors_are_the_mean_of_a_word_and_its_ngrams(words, shortest, more, bucket):

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tiewise.boundary.vector_binary import FASTTEXT_MAGIC, Cursor, read_fasttext, read_word2vec
-from tiewise.boundary.vector_text import find_header, find_text_width, read_text
+from tiewise.boundary.vector_text import VectorHeader, find_header, find_text_width, read_text
 from tiewise.boundary.word_rows import DOWNLOAD_AGAIN, WordRows
 from tiewise.checkpoint.untrusted import LFS_POINTER
 from tiewise.core.errors import DataError, SpecError, to_printable
@@ -193,12 +193,25 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
         return "fastText binary", read_fasttext(Cursor(file), tokens)
     header = find_header(first_bytes)
     width = find_text_width(first_bytes, header)
-    if width:
-        rows = read_text(file, tokens, header, width)
-        if header is None:
-            return "GloVe text", rows
-        return "word2vec text", rows
+    if header is None and width:
+        return "GloVe text", read_text(file, tokens, header, width)
+    if header is not None and width == header.width > 0:
+        return "word2vec text", read_text(file, tokens, header, width)
     if header is not None:
-        return "word2vec binary", read_word2vec(Cursor(file), tokens, header)
+        return "word2vec binary", _read_binary(file, tokens, header, width)
     remedy = "give GloVe, word2vec or fastText vectors, text or binary, or safetensors"
     raise DataError("none of the formats that are known", remedy)
+
+
+def _read_binary(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader, text_width: int) -> WordRows:
+    """Read a file whose lines are not text of the header's width.
+
+    The bytes of binary vectors may look like lines of numbers. So a file with `text_width` numbers in a line is text
+    with a wrong header only if it cannot be read as binary.
+    """
+    try:
+        return read_word2vec(Cursor(file), tokens, header)
+    except DataError:
+        if text_width == 0:
+            raise
+    return read_text(file, tokens, header, text_width)  # raises the error about the two widths
