@@ -163,8 +163,8 @@ def test_compare_refuses_ray_cluster_that_does_not_see_run_folder(tmp_path, monk
 
 
 def script_of_docs(begins):
-    """Return the only script of docs/many-machines.md that begins with `begins`."""
-    page = (Path(__file__).parents[2] / "docs" / "many-machines.md").read_text(encoding="utf-8")
+    """Return the only script of docs/compare.md that begins with `begins`."""
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
     [script] = re.findall(rf"^```\w+\n({begins}.*?)^```", page, re.MULTILINE | re.DOTALL)
     return script
 
