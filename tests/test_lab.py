@@ -8,6 +8,7 @@ import pytest
 
 import tiewise
 from tiewise.core.errors import RunError
+from tiewise.lab.call_settings import read_settings
 
 TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 6, "tokenizer": "bytes"}
 
@@ -98,3 +99,32 @@ def test_compare_accepts_arms_as_list_or_string_and_boundary(text, tmp_path):
         tiewise.compare(text, boundary="tied", arms=["tied"], out=tmp_path / "c", **settings)
     with pytest.raises(RunError, match=r"has no setting 'seedz'; did you mean seeds\?"):
         tiewise.compare(text, seedz=3, out=tmp_path / "c")
+
+
+@pytest.mark.parametrize("share", ["none,all:groups=2", ["none", "all:groups=2"]])
+def test_share_of_a_call_trains_every_arm_with_each_sharing(share, tmp_path):
+    """The arms are those of `tiewise compare --share none,all:groups=2`."""
+    call = {"recipe": "albert-small", "arms": "tied,untied", "share": share}
+    settings = read_settings(call, tmp_path, resume=False)
+    assert settings.arms == (
+        *("tied+share=none", "tied+share=all:groups=2"),
+        *("untied+share=none", "untied+share=all:groups=2"),
+    )
+    assert settings.checked().arms == settings.arms
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"share": "all"}, "share with model = 'llama'.*add recipe='albert-small', say, or leave share out"),
+        ({"share": 3, "recipe": "albert-small"}, 'share must be text or a list of text, not 3; write share="none,all"'),
+        ({"share": "al", "recipe": "albert-small"}, "unknown sharing 'al'.*did you mean all"),
+        (
+            {"share": "all", "recipe": "albert-small", "arms": "tied+share=none"},
+            r"tied\+share=none says itself what its layers share; leave \+share= out, or share",
+        ),
+    ],
+)
+def test_compare_refuses_wrong_share(settings, says, text, tmp_path):
+    with pytest.raises(tiewise.TiewiseError, match=says):
+        tiewise.compare(text, out=tmp_path / "run", quiet=True, **settings)

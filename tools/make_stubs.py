@@ -68,6 +68,7 @@ class ComparisonSettings(TrainingSettings, total=False):
     boundary: str | Sequence[str]
 '''
 # settings of `compare` or `train` alone, and parameters with a name in the functions
+LISTS = ("share",)  # options of one text for which a call takes several
 NOT_SHARED = ("arms", "text", "model", "kind_options", "seed", "teacher")
 
 
@@ -127,6 +128,8 @@ def _setting_lines() -> Iterator[str]:
             yield f"    # of kind={kind}" if kind != "all" else "    # of every kind"
         for name in new:
             alternatives = dict.fromkeys(settings[name] for settings in types.values() if name in settings)
+            if name in LISTS:
+                alternatives["Sequence[str]"] = ""
             yield f"    {name}: {' | '.join(alternatives)}"
 
 

@@ -6,7 +6,6 @@ Later sources override earlier ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ def choose_settings(out: Path, parameters: _Record, *, single: bool) -> Settings
     if parameters["resume"]:
         _refuse_with_resume(out, parameters, options)
         return None
-    from tiewise.training.settings import Settings
+    from tiewise.training.settings import Settings, with_sharings
     from tiewise.training.tracker_names import require_packages
 
     record = _recipe_record(parameters, options, single)
@@ -55,7 +54,7 @@ def choose_settings(out: Path, parameters: _Record, *, single: bool) -> Settings
     record |= typed
     if not single and record.get("seed") is not None:
         raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
-    settings = _share_layers(Settings.of(record, sources=places), parameters["share"])
+    settings = with_sharings(Settings.of(record, sources=places), parameters["share"])
     if settings.backend == "flax":
         o.need("jax", "flax", "optax", extra="flax")
     settings = settings.checked()
@@ -133,16 +132,6 @@ def _set_record(items: Sequence[str]) -> _Record:
 def _has_two_lengths(record: _Record) -> bool:
     """Return whether one source of settings sets the length of a run twice."""
     return record.keys() >= _LENGTH
-
-
-def _share_layers(settings: Settings, share: str | None) -> Settings:
-    """Return the settings with every arm in each of the sharings of `--share`."""
-    if share is None:
-        return settings
-    if not hasattr(settings.kind_options, "shared_arms"):
-        problem = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
-        raise RunError(problem, "add --recipe albert-small, say, or leave --share out")
-    return replace(settings, arms=settings.kind_options.shared_arms(settings.arms, split_specs(share)))
 
 
 def chosen_texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...]:

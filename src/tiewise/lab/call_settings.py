@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from tiewise.core.errors import RunError, SpecError, did_you_mean
 from tiewise.core.spec import BoundarySpec, split_specs
-from tiewise.training.settings import Settings, recipe
+from tiewise.training.settings import Settings, recipe, with_sharings
 
 Text = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -118,9 +118,10 @@ def read_settings(record: dict[str, Any], out: Path, resume: bool) -> Settings |
         del record["boundary"]
     if isinstance(record.get("arms"), str):
         record = {**record, "arms": split_specs(record["arms"])}
+    share = record.pop("share", None)  # of a call; a recipe may have one for arms that name none
     if record.get("recipe"):
         record = {**recipe(record["recipe"]), **record}
-    return Settings.of(record)
+    return with_sharings(Settings.of(record), share)
 
 
 def call_text(name: str, first: object, settings: dict[str, Any]) -> str:

@@ -74,6 +74,7 @@ def compare(
         quiet: show no progress on stderr.
         settings: any setting of `run.yaml`, for example `arms=["tied", "untied"]` or `arms="tied,untied"`, and
             `steps=2000`. `boundary` is another name of `arms`. `recipe="awd"` starts from the settings of that recipe.
+            `share="none,all"` trains every arm of an ALBERT with each of these sharings of layers.
 
     Returns:
         The comparison. In a notebook it shows a table. `.finding` is its sentence, `.runs` are the results of each run.

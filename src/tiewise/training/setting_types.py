@@ -39,7 +39,7 @@ class SharedSettings(TypedDict, total=False):
     recipe: str
     report_to: str | Sequence[str]
     # of kind=albert
-    share: str
+    share: str | Sequence[str]
     embedding: int | None
     inner: int | None
     norm: str

@@ -10,7 +10,7 @@ decoder are fields of `Settings`, so a mistake in them is reported before torch 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +20,9 @@ import yaml
 
 from tiewise.core.errors import RunError, one_line_message, suggest_choices
 from tiewise.core.records import read_setting, require, require_choice
-from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import RUN
+from tiewise.core.written_options import written_option
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
 from tiewise.training.tracker_names import read_tracker_names
 
@@ -220,6 +221,28 @@ class Settings:
         return cls(
             **shared, kind_options=options(**{name: values[name] for name in values if name not in shared_hints})
         )
+
+
+def with_sharings(settings: Settings, share: str | Sequence[str] | None) -> Settings:
+    """Return the settings with every arm in each of these sharings of layers.
+
+    Args:
+        settings: settings whose arms name no sharing.
+        share: sharings as a list or as text, such as "none,all"; None changes nothing.
+
+    RunError: `share` is no text, or the kind of run has no choice of sharing.
+    """
+    if share is None:
+        return settings
+    option = written_option("share")
+    if not hasattr(settings.kind_options, "shared_arms"):
+        problem = f"{option} with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
+        raise RunError(problem, f"add {written_option('recipe', 'albert-small')}, say, or leave {option} out")
+    sharings = split_specs(share) if isinstance(share, str) else share
+    if not isinstance(sharings, list | tuple) or not all(isinstance(each, str) for each in sharings):
+        problem = f"{option} must be text or a list of text, not {share!r}"
+        raise RunError(problem, 'write share="none,all" or share=["none", "all"]')
+    return replace(settings, arms=settings.kind_options.shared_arms(settings.arms, sharings))
 
 
 def _kind_name(record: Mapping[str, Any]) -> str:

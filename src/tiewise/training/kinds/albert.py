@@ -29,6 +29,7 @@ from tiewise.core.records import require, require_choice, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import ALBERT_RUN
+from tiewise.core.written_options import written_option
 from tiewise.planning.first_loss import first_step
 from tiewise.training.built_models import TABLES
 from tiewise.training.data.corpus import PreparedText, prepare
@@ -114,7 +115,8 @@ class AlbertOptions:
         """Return every arm with every layer sharing, boundary by boundary."""
         for arm in arms:
             if _SHARE in arm:
-                raise SpecError(f"{arm} says itself what its layers share", "leave +share= out, or --share")
+                remedy = f"leave {_SHARE} out, or {written_option('share')}"
+                raise SpecError(f"{arm} says itself what its layers share", remedy)
         return tuple(f"{arm}{_SHARE}{share}" for arm, share in product(arms, shares))
 
 
