@@ -46,6 +46,10 @@ def test_import_tiewise_loads_no_heavy_library():
         ("plan --like=gpt2", 0, "38,597,376", set()),
         ("plan --like=gpt2 --plot=p.html", 0, "page: p.html", {"plotly"}),
         ("plan --list", 0, "gpt2", set()),
+        ("compare --text=missing.txt", 2, "no file or folder 'missing.txt'", {"numpy"}),
+        ("data show --text=builtin --text=missing.jsonl:words", 2, "no file or folder 'missing.jsonl'", {"numpy"}),
+        ("inspect model --text=missing.txt", 2, "no file or folder 'missing.txt'", {"numpy"}),
+        ("vocab hot --tokenizer=bytes --text=missing.txt", 2, "no file or folder 'missing.txt'", {"numpy"}),
     ],
 )
 def test_command_loads_only_libraries_it_needs(tmp_path, line, code, says, loads):

@@ -31,7 +31,9 @@ EFFORT = "Effort"  # panel of the help
 def inspect(
     model: Path = typer.Argument(..., metavar="A", help="Hugging Face folder, or a folder of `tiewise compare`."),
     other: Path = typer.Argument(None, metavar="[B]", help="Second model, to compare with the first."),
-    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Text to run on, as in compare."),
+    text: list[str] = typer.Option(
+        None, "--text", "-t", metavar="TEXT", help="Text to run on, as in compare.", callback=o.require_texts
+    ),
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
@@ -143,7 +145,9 @@ def _check_writable(out: Path, overwrite: bool) -> None:
 def explore(
     paths: list[Path] = typer.Argument(None, metavar="[CKPT|RUN]...", help="Model folders, or those of `compare`."),
     tokens: str = typer.Option(None, metavar="WORDS", help="Tokens of the checkpoint to show: New, York, #1234."),
-    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Show the text's most frequent tokens."),
+    text: list[str] = typer.Option(
+        None, "--text", "-t", metavar="TEXT", help="Show the text's most frequent tokens.", callback=o.require_texts
+    ),
     out: Path = typer.Option(
         None, "--out", "-o", metavar="PAGE.html", help="Page to write.", show_default="a temporary file"
     ),

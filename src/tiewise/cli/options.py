@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tiewise.core import ranks
 from tiewise.core.errors import RunError
 from tiewise.core.interrupts import is_caused_by_ctrl_c
 from tiewise.core.progress import listen_to_progress
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
 
 Option = tuple[type, Any]  # type of a command's parameter, and typer's description of it
 Options = dict[str, Option]  # by the parameter's name
+
+
+def require_texts(context: typer.Context, text: Any) -> Any:
+    """Return the value of `--text`; raises DataError if it names a file that does not exist.
+
+    The parser calls this, so a misspelt path fails before a command imports torch. Under torchrun the command checks
+    it, and one process prints the error.
+    """
+    if text and not context.resilient_parsing and not ranks.is_launched():
+        from tiewise.training.data.text_names import require_exists
+
+        for name in [text] if isinstance(text, str) else text:
+            require_exists(name)
+    return text
+
+
 TEXT = typer.Option(
     None,
     "--text",
@@ -32,6 +49,7 @@ TEXT = typer.Option(
     help="Text to train on: a file, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID\\[/CONFIG]\\[:SPLIT], "
     "- for standard input, builtin (prose that every Python has), or synthetic:NAME=VALUE,… May be repeated.",
     show_default="builtin",
+    callback=require_texts,
 )
 # panels of the help below the main options, in this order
 TRAINING = "Training"

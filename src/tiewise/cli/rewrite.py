@@ -41,7 +41,11 @@ AFTER: o.Options = {
 HELDOUT: o.Option = (
     str,
     typer.Option(
-        None, "--text", metavar="TEXT", help="Text on which to measure the cost of the change, in bits per byte."
+        None,
+        "--text",
+        metavar="TEXT",
+        help="Text on which to measure the cost of the change, in bits per byte.",
+        callback=o.require_texts,
     ),
 )
 

@@ -17,6 +17,7 @@ import pytest
 
 from tiewise.core.errors import DataError
 from tiewise.training.data.sources import builtin_texts, open_sources, parse_hub_name
+from tiewise.training.data.text_names import require_exists
 
 PROSE = "\n\n".join(f"Paragraph {i} says {'word ' * (i % 40)}." for i in range(1000))
 
@@ -30,6 +31,21 @@ def assert_refused(match, *sources):
         list(open_sources(sources))
     assert "\n" not in str(caught.value)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["builtin", "-", "synthetic:words=9", "hf:a/b", "*.none", ".", "a.jsonl:words"])
+def test_require_exists_accepts_text_that_may_exist(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}")
+    require_exists(name)
+
+
+@pytest.mark.parametrize("name", ["none.txt", "none.jsonl:words", "a.jsonl/b"])
+def test_require_exists_refuses_missing_text(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"a\.jsonl/b|no file or folder 'none"):
+        require_exists(name)
 
 
 # accepted texts

@@ -40,12 +40,10 @@ import pyarrow.parquet
 
 from tiewise.core.errors import DataError, one_line_message
 from tiewise.training.data.documents import Document, cut_parts, decode, open_text, paragraphs, unreadable
-from tiewise.training.data.synthetic import NAME, Language
+from tiewise.training.data.synthetic import Language
+from tiewise.training.data.text_names import BUILTIN, FIELD, HUB, STDIN, SYNTHETIC, TABLES, require_state, split_field
 
 Text = str | os.PathLike[str]
-SYNTHETIC, HUB = f"{NAME}:", "hf:"
-TABLES = (".jsonl", ".ndjson", ".parquet")
-FIELD = "text"  # default field of a row
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
 _SNIFFED = 8192  # first bytes of a file in a folder that are tested for text
 _ROWS = 1024  # rows of a Parquet row group in memory at once
@@ -76,17 +74,15 @@ def resolve(text: str) -> Source:
     if text.startswith(SYNTHETIC):
         Language.parse(text)  # raises for a mistake before anything is read
         return Source(text)
-    if text in ("builtin", "-"):
+    if text in (BUILTIN, STDIN):
         return Source(text)
     if text.startswith(HUB):
         folder = parse_hub_name(text.removeprefix(HUB)).folder
         if folder is None:
             return Source(text)
         return Source(text, tuple(sorted(path for path in folder.rglob("*") if path.is_file())))
-    path, _, field = text.rpartition(":")
-    if path.endswith(TABLES):
-        return Source(text, find_files(path), field or FIELD)
-    return Source(text, find_files(text))
+    path, field = split_field(text)
+    return Source(text, find_files(path), field)
 
 
 def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
@@ -129,12 +125,12 @@ def _part_size(sources: Sequence[Source]) -> int:
 def _documents(source: Source, size: int) -> Iterator[Document]:
     """Stream the documents of a text; `size` is the size of parts of plain files."""
     text = source.text
-    if text == "builtin":
+    if text == BUILTIN:
         for _, prose in builtin_texts():
             yield Document("\n\n".join(paragraphs(prose)))
     elif text.startswith(SYNTHETIC):
         yield from map(Document, Language.parse(text).documents())
-    elif text == "-" and not source.files:
+    elif text == STDIN and not source.files:
         yield from _parts(sys.stdin.buffer, "standard input", size)
     elif text.startswith(HUB):
         yield from map(Document, _hub_rows(text.removeprefix(HUB)))
@@ -177,11 +173,11 @@ def find_files(text: str) -> tuple[Path, ...]:
     if not os.path.lexists(path) and glob.has_magic(text):
         files = _matching_files(path)
         none, remedy = f"no file with text matches {repr(text)[:200]}", "check the pattern; ** goes into subfolders"
-    elif stat.S_ISDIR(_state(path).st_mode):
+    elif stat.S_ISDIR(require_state(path).st_mode):
         files = tuple(_text_files(path))
         none, remedy = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
     else:
-        is_empty = not _state(path).st_size and path.is_file()  # a pipe also has size 0
+        is_empty = not require_state(path).st_size and path.is_file()  # a pipe also has size 0
         files = () if is_empty else (path,)
         none, remedy = f"the file {text!r} is empty", "give a file with text in it"
     if not files:
@@ -196,14 +192,7 @@ def _matching_files(pattern: Path) -> tuple[Path, ...]:
 
 
 def _is_filled_file(path: Path) -> bool:
-    return path.is_file() and _state(path).st_size > 0
-
-
-def _state(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise unreadable(path, error) from None
+    return path.is_file() and require_state(path).st_size > 0
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
