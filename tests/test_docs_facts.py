@@ -19,7 +19,7 @@ HOLD = runpy.run_path(str(ROOT / "tools" / "hold_numbers.py"))
 COMMAND = re.compile(r"python -m (?:benchmarks|tests)[\w.]*[^`\n>]*|python tools/[^`\n>]*|tiewise sweep [^`\n>]*")
 ERRATUM = re.compile(r"^### (.+)$", re.MULTILINE)
 # pages that were merged into another one, or moved
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"symmetry.md": "direct-path.md"}
 
 
 class Fact(NamedTuple):

@@ -2,7 +2,7 @@
 
 The one block that a model repeats is applied 1 to 24 times, or as often as by the model if that is more, with the
 model's masks, positions, norms and head. After as many applications as in training, the nll is the model's own; after
-fewer, that of the truncated model. See docs/refinement.md.
+fewer, that of the truncated model. See docs/direct-path.md.
 
 A model predicts tokens as its family is pretrained. The draws depend on the seed only, so that two models with one
 tokenizer have the same:

@@ -2,7 +2,7 @@
 
 The quantities are those of Lan et al. 2020 (ALBERT, §3.1 and figure 1: distance and cosine between a layer's input and
 output), with a null and an interval. A repeated block is also tested for a fixed point by further applications. Dropout
-is off. See docs/refinement.md.
+is off. See docs/direct-path.md.
 
 A repeated block is a map f on states [B, T, D], with the masks and positions of the model. Along h, f(h), f(f(h)), …
 every quantity is a mean over the tokens of a window:
