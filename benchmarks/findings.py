@@ -1,9 +1,9 @@
-"""Figures of docs/findings.md from two inspections, in the columns of the page.
+"""Figures of docs/dev/details.md from two inspections, in the columns of the page.
 
 python -m benchmarks.findings runs/wikitext-2 runs/war-and-peace
 
 Each folder holds a comparison and, in `inspected`, the result of `tiewise inspect --only
-which_end,gradients_over_training`; docs/findings.md has the commands. They took eight minutes on one core. This script
+which_end,gradients_over_training`; docs/dev/details.md has the commands. They took eight minutes on one core. This script
 writes benchmarks/results/findings.md.
 """
 
