@@ -7,7 +7,8 @@ token as from its letters alone, so each token has one tree of *ancestors*. If a
 all its tokens, a word of retained tokens loses no merge that it used, and is cut as before.
 
 Unigram takes the best path through the pieces, and WordPiece the longest piece first. If pieces are dropped that a text
-did not use, its path is still the best, or its pieces the longest. docs/trim.md has the proofs and their conditions.
+did not use, its path is still the best, or its pieces the longest. docs/dev/details.md has the proofs and their
+conditions.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class TokenizerFile:
     """A tokenizer.json that this class and the `tokenizers` library read alike.
 
     Raises:
-        CheckpointError: the file is no tokenizer, or the proof of docs/trim.md does not cover it.
+        CheckpointError: the file is no tokenizer, or the proof of docs/dev/details.md does not cover it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +105,7 @@ class TokenizerFile:
             raise self.refused("the library gives its tokens other ids than the file", "save it with transformers")
 
     def _require_provable(self) -> None:
-        """Raise if the proof of docs/trim.md does not cover a setting or a merge.
+        """Raise if the proof of docs/dev/details.md does not cover a setting or a merge.
 
         Also raise if the tokens are so long that the search for ancestors takes too many steps.
         """

@@ -11,7 +11,7 @@
 
 A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so a tied model
 stays tied. The reason for halfway: the mean of the pieces has their logits, and a long token is rarer than its pieces
-(docs/transplant.md has the figures). Rows are computed while they are written. Memory holds the rows of the donor's
+(docs/dev/details.md has the figures). Rows are computed while they are written. Memory holds the rows of the donor's
 input table.
 
 Orthogonal matching pursuit finds each target as a combination of few anchors (Pati, Rezaiifar & Krishnaprasad 1993):

@@ -1,7 +1,7 @@
 """`trim`: drop the tokens that a text does not need from tables, tokenizer and configs.
 
 Retained rows keep their bytes and their order, and get consecutive ids. A text whose tokens are all retained is cut
-into the same tokens as before (`tokenizer_file.py`; docs/trim.md has the proof). Other text takes more tokens.
+into the same tokens as before (`tokenizer_file.py`; docs/dev/details.md has the proof). Other text takes more tokens.
 `trim` measures how many more on the last tenth of the text, with a vocabulary chosen from the first nine tenths.
 """
 
