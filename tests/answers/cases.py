@@ -374,6 +374,8 @@ CASES |= cases(
         "inspect odd effort": "inspect untied --samples=0",
         "inspect other page": "inspect untied --samples=20 --out other-page",
         "inspect pairs odd": "inspect untied --tokens 'new'",
+        "inspect rated pairs": "inspect model-untied model-tied --word-pairs rated-pairs.tsv --only=word_pairs",
+        "inspect rated pairs odd": "inspect model-tied --word-pairs text.txt",
         "diff": "diff tied tuned",
         "diff top": "diff untied equal --top=3 -q",
         "diff full": "diff tied tuned --full",

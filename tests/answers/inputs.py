@@ -7,6 +7,7 @@ with every revision of the package, wherever its modules are. Each draws from it
 import json
 import random
 import shlex
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -228,6 +229,9 @@ def _exercise(text):
 RIGHT = "def saved(v, d, layers):\n    return v * d, v * d / (2 * v * d + 12 * layers * d * d)\n"
 ADAPTED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 VECTORS = "".join(f"{word} {0.1 * i:.1f} {0.2 * i - 1:.1f} 0.5 -0.5\n" for i, word in enumerate(WORDS[:20]))
+RATED_PAIRS = "word1\tword2\trating\n" + "".join(
+    f"{first}\t{second}\t{7 * i % 10}\n" for i, (first, second) in enumerate(pairwise([*WORDS[:30], "elsewhere"]))
+)
 GRID = {"asks": "Does tying pay?", "axes": {"train_tokens": [1000, 4000]}}
 GRID["settings"] = SMALL | {
     "steps": 8,
@@ -243,6 +247,7 @@ BUILDERS = {
     "cat.txt": lambda path: path.write_text(CAT),
     "keep.txt": lambda path: path.write_text("zq\n3\n"),
     "vectors.txt": lambda path: path.write_text(VECTORS),
+    "rated-pairs.tsv": lambda path: path.write_text(RATED_PAIRS),
     "empty.txt": lambda path: path.write_text(""),
     "corpus": _corpus(300, 40),
     "small-corpus": _corpus(60, 20),

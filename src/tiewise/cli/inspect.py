@@ -35,6 +35,9 @@ def inspect(
         None, "--text", "-t", metavar="TEXT", help="Text to run on, as in compare.", callback=o.require_texts
     ),
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
+    word_pairs: Path = typer.Option(
+        None, "--word-pairs", metavar="FILE", help="Rated word pairs to compare rows with: word1 word2 rating."
+    ),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
     windows: int = typer.Option(64, help="Pieces of text that models run on.", rich_help_panel=EFFORT),
@@ -57,15 +60,18 @@ def inspect(
 ) -> None:
     """Measure the effects of tying inside a model.
 
-    Sections: direct path, bigrams, alignment, gradients, tokens, lenses, refinement, other numbers of applications.
-    Every measure has its interval and its chance level. Without --text, measures that need a text are left out.
+    Sections: direct path, bigrams, alignment, gradients, tokens, word pairs, lenses, refinement, other numbers of
+    applications. Every measure has its interval and its chance level. Without --text, measures that need a text are
+    left out.
     """
     from tiewise.inspection.inspection import check_request, measure_sections, open_models, parse_pairs
     from tiewise.inspection.workspace import Effort, Request
 
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=heldout)
     names = o.split_list(only)
-    request = check_request(Request(tuple(text or ()), parse_pairs(tokens) if tokens else (), names, seed, effort))
+    pairs = parse_pairs(tokens) if tokens else ()
+    rated = None if word_pairs is None else str(word_pairs)
+    request = check_request(Request(tuple(text or ()), pairs, names, seed, effort, rated))
     with o.interruptible("; nothing was written"):
         if out is not None:
             _check_writable(out, overwrite)
@@ -92,7 +98,7 @@ def _check_packages(request: Request) -> None:
         return
     if request.texts:
         o.need_torch()
-    if request.pairs:
+    if request.pairs or request.word_pairs:
         o.need("tokenizers")
 
 

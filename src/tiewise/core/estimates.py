@@ -145,6 +145,30 @@ def paired_bootstrap(
     return Estimate(mean, mean - float(above), mean - float(below), n)
 
 
+def mean_ranks(values: ArrayLike) -> NDArray[np.float64]:
+    """Return the rank of each value [n] from 1, equal values with their mean rank.
+
+    >>> mean_ranks([0.3, 0.1, 0.3]).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
+    """Return Spearman's correlation of two vectors [n]: that of their mean ranks.
+
+    It is NaN if all values of a vector are equal.
+
+    >>> rank_correlation([1, 2, 3, 4], [0.1, 0.2, 0.4, 0.3])
+    0.8
+    """
+    x, y = mean_ranks(first), mean_ranks(second)
+    x, y = x - x.mean(), y - y.mean()
+    return ratio(float(x @ y), math.sqrt(float(x @ x) * float(y @ y)))
+
+
 def correlation_interval(value: float, rows: int) -> Estimate:
     """Return a correlation of n > 3 rows with its interval by Fisher's z.
 

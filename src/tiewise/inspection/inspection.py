@@ -48,6 +48,7 @@ from tiewise.core.progress import ProgressListener, listen_to_progress
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
 from tiewise.inspection import sections as sections_folder
+from tiewise.inspection.tables.rated_pairs import read_pairs
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.inspection.workspace import (
     MISSING_PACKAGES,
@@ -114,6 +115,7 @@ def inspect(
     *,
     text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     pairs: Sequence[tuple[str, str]] = (),
+    word_pairs: str | os.PathLike[str] | None = None,
     only: Sequence[str] = (),
     seed: int = 0,
     windows: int = Effort.windows,
@@ -131,6 +133,8 @@ def inspect(
         text: the text to run the models on; one source or several, as `--text` takes them. Without it, sections that
             need a text are left out.
         pairs: token texts (before, after) whose transitions are reported.
+        word_pairs: file of word pairs with ratings of their similarity, for the section `word_pairs`. A line has two
+            words and a rating, separated by tabs, commas or spaces.
         only: names of sections; if empty, all that the models and the text allow.
         seed: of all random draws.
         windows: windows of text that models run on; a quarter as many more are held out for the lenses.
@@ -144,7 +148,7 @@ def inspect(
         An `Inspection`. `.found("lens")` returns one section's results by model, `.record()` everything for JSON.
 
     Raises:
-        TiewiseError: a path, text or pair cannot be used, or no section could be measured.
+        TiewiseError: a path, text, pair or file of word pairs cannot be used, or no section could be measured.
 
     >>> import pathlib, tempfile, numpy, safetensors.numpy
     >>> from tiewise import inspect
@@ -163,7 +167,8 @@ def inspect(
     effort = Effort(windows, length, tokens, samples, lens_steps, held_out)
     texts = (text,) if isinstance(text, str | os.PathLike) else text
     sources = tuple(os.fspath(source) for source in texts)
-    request = check_request(Request(sources, tuple(pairs), tuple(only), seed, effort))
+    rated = None if word_pairs is None else os.fspath(word_pairs)
+    request = check_request(Request(sources, tuple(pairs), tuple(only), seed, effort, rated))
     return measure_sections(open_models([model] if other is None else [model, other]), request)
 
 
@@ -437,11 +442,13 @@ def measure_sections(
 
 
 def _check_pairs_and_texts(workspace: Workspace) -> None:
-    """Find the requested tokens and read the requested text for every model.
+    """Find the requested tokens, and read the requested text and the rated pairs.
 
     Their errors are raised before anything is measured.
     """
     request = workspace.request
+    if request.word_pairs is not None:
+        read_pairs(request.word_pairs)
     for model in workspace.models:
         for pair in request.pairs:
             find_tokens(model.folder, pair)

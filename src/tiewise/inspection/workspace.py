@@ -69,6 +69,7 @@ class Request:
     only: tuple[str, ...] = ()  # names of sections; if empty, all that the models and the text allow
     seed: int = 0  # of all random draws
     effort: Effort = Effort()  # amounts of text, rows and steps
+    word_pairs: str | None = None  # file of rated word pairs; None leaves out the section `word_pairs`
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.inspection.tables.token_texts import find_tokens, read_texts, script_of
+from tiewise.inspection.tables.token_texts import find_tokens, read_texts, script_of, tokens_of_words
 
 
 def write_byte_level_tokenizer(path):
@@ -85,3 +85,17 @@ def test_find_tokens_refuses_a_folder_without_a_tokenizer(tmp_path):
 )
 def test_script_of_names_the_script_of_a_token(script, texts):
     assert {script_of(text) for text in texts} == {script}
+
+
+def test_tokens_of_words_takes_the_shorter_encoding_and_refuses_dropped_characters(tmp_path):
+    folder = write_byte_level_tokenizer(tmp_path)
+    found = tokens_of_words(folder, ["New", "k", "Newk", "Nex", "New"])
+    assert found == {"New": (7,), "k": (4,), "Newk": (7, 4), "Nex": ()}
+
+
+def test_tokens_of_words_has_none_for_a_word_with_an_unknown_part(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "new": 1, "york": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = tokens_of_words(open_folder(tmp_path), ["york", "new york", "new city"])
+    assert found == {"york": (2,), "new york": (1, 2), "new city": ()}

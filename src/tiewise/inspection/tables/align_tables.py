@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
+from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, mean_ranks, paired_bootstrap
 from tiewise.core.measurement import NEITHER, ONE, TWO, Quantity, plain
 from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import AnyTable, Ids, Pairs, Rows, TokenTable, as_table
@@ -562,7 +562,7 @@ def norm_correlations(norms_a: Matrix, norms_b: Matrix) -> tuple[Score, Score]:
     Ties have their mean rank.
     """
     by_value = _correlation(NORMS, norms_a, norms_b)
-    return by_value, _correlation(NORMS_BY_RANK, _ranks(norms_a), _ranks(norms_b))
+    return by_value, _correlation(NORMS_BY_RANK, mean_ranks(norms_a), mean_ranks(norms_b))
 
 
 def _correlation(measure: str, first: Matrix, second: Matrix) -> Score:
@@ -575,13 +575,6 @@ def _correlation(measure: str, first: Matrix, second: Matrix) -> Score:
         value = float(x @ y) / scale
     estimate = correlation_interval(value, n)
     return Score(measure, estimate, chance=0.0, deviation=(n - 1) ** -0.5)
-
-
-def _ranks(values: Matrix) -> Matrix:
-    """Return the rank of each value, ties by their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Matrix = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return ranks
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,14 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
         CheckpointError: the tokenizer.json cannot be read.
     """
     tokenizer = open_tokenizer(folder)
-    unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+    unknown = _unknown_token(tokenizer)
     return [_find_token(tokenizer, text, unknown) for text in texts]
+
+
+def _unknown_token(tokenizer: Any) -> int | None:
+    """Return the token for text that the vocabulary lacks; None if there is none."""
+    number: int | None = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+    return number
 
 
 def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
@@ -69,6 +75,42 @@ def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
     pieces = " + ".join(short(piece) for piece in alone.tokens[:6])
     problem = f"{short(text)} is not one token of this vocabulary: {pieces or 'nothing'}"
     raise DataError(problem, "choose a word that is one token")
+
+
+def tokens_of_words(folder: Folder, words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the tokens of each word, without special tokens.
+
+    It encodes each word after a space and as it is spelled, and takes the encoding of fewer tokens. Of two equally long
+    ones, it takes that after a space. A word has no tokens, (), if both have an unknown token or lack a character.
+
+    Raises:
+        DataError: the folder has no tokenizer.json.
+        CheckpointError: the tokenizer.json cannot be read.
+    """
+    tokenizer = open_tokenizer(folder)
+    unknown = _unknown_token(tokenizer)
+    unique = list(dict.fromkeys(words))
+    tokens: dict[str, tuple[int, ...]] = dict.fromkeys(unique, ())
+    for before in (" ", ""):
+        encodings = tokenizer.encode_batch([before + word for word in unique], add_special_tokens=False)
+        for word, encoding in zip(unique, encodings, strict=True):
+            is_shorter = not tokens[word] or len(encoding.ids) < len(tokens[word])
+            if is_shorter and _covers(encoding, before + word, unknown):
+                tokens[word] = tuple(encoding.ids)
+    return tokens
+
+
+def _covers(encoding: Any, text: str, unknown: int | None) -> bool:
+    """Return True if known tokens cover every character of a text that is not white space.
+
+    Some vocabularies drop characters that they lack.
+    """
+    if unknown in encoding.ids:
+        return False
+    needed = {position for position, character in enumerate(text) if not character.isspace()}
+    for first, last in encoding.offsets:
+        needed.difference_update(range(first, last))
+    return not needed
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
