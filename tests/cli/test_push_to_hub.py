@@ -181,6 +181,30 @@ def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path
     assert "push_to_hub" not in (tmp_path / "run/run.yaml").read_text()
 
 
+def test_healed_model_is_uploaded_with_verdict_table_and_command(finished, tmp_path, hub):
+    shutil.copytree(finished, tmp_path / "copy")
+    folder = tmp_path / "copy"
+    teacher = folder / "run/tied/seed-1/final"
+    command(["untie", teacher, "--to=model"], folder)
+    words = ["heal", "model", "--teacher", teacher, "-t", "synthetic:words=20000", "--steps=2", "--set=length=8"]
+    done = command([*words, "--out=healed", "--push-to-hub=me/model", "--json"], folder, **hub.environment(folder))
+    assert done.returncode == 0, done.stderr
+    assert f"on the Hub: {hub.url}/me/model" in done.stderr
+    record, files = json.loads(done.stdout), hub.repos["me/model"]
+    assert files["model.safetensors"] == (folder / record["model"] / "model.safetensors").read_bytes()
+    metadata, card = front_matter(files["README.md"])
+    assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == round(record["left"]["after"], 4)
+    assert "untied" in metadata["tags"]
+    assert "held-out passages)" in card
+    assert f"| healed | {record['left']['after']:.4f} |" in card
+    assert "--push-to-hub=me/model" in card
+    later = "tiewise heal --out healed --resume --push-to-hub me/model"
+    done = command(later.split()[1:], folder, **hub.environment(folder, token=None))
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1].startswith("Next: tiewise check ")
+    assert done.stderr.splitlines()[-1].endswith(later)
+
+
 def test_training_without_network_names_the_command_that_uploads_later(tiewise, text):
     result = tiewise("train", "-t", text, *TINY, "--out=my run", "--push-to-hub=me/model")
     later = "unset HF_HUB_OFFLINE, then tiewise train --out 'my run' --resume --push-to-hub me/model"

@@ -274,6 +274,7 @@ def _print_paper_figures(trained: SingleRun) -> None:
     seed=(int, typer.Option(None, metavar="N", help="Seed of data order.", show_default="1")),
     **PLACE,
     split=(str, SPLIT),
+    push_to_hub=(str, o.PUSH_TO_HUB),
     **OUTPUT,
 )
 def heal(**parameters: Any) -> None:
@@ -282,7 +283,7 @@ def heal(**parameters: Any) -> None:
     It may be tied, factored, trimmed or transplanted. It learns its original's probabilities of every next token; with
     another vocabulary, the text.
     """
-    from tiewise.cli.train_command import carry_out_command
+    from tiewise.cli.train_command import carry_out_command, upload
 
     parameters |= dict.fromkeys(("share", "config", "boundary", "recipe", "corpus"))
     parameters |= {"fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
@@ -290,6 +291,7 @@ def heal(**parameters: Any) -> None:
     if healed is not None:
         print(f"{healed.sentence()}\nmodel: {healed.model}")
         _print_next("check", healed.model)
+        upload(parameters, healed)
 
 
 def kernels(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 HEALED = "healed.json"
 MOST_HELDOUT_TOKENS = 1_000_000  # held-out tokens that passages are drawn from, at most
 Result = TypeVar("Result")
-Uploaded = TypeVar("Uploaded", Comparison, SingleRun)
+Uploaded = TypeVar("Uploaded", Comparison, SingleRun, Healed)
 
 
 @shows_settings("seed")
@@ -165,6 +165,7 @@ def heal(
     out: str | os.PathLike[str] = "runs/heal",
     resume: bool = False,
     overwrite: bool = False,
+    push_to_hub: str | None = None,
     quiet: bool = False,
     **settings: Unpack[SharedSettings],
 ) -> Healed:
@@ -176,6 +177,7 @@ def heal(
         teacher: folder of the model that it was rewritten from.
         seed: seed of data order.
         out: folder for the run.
+        push_to_hub: repository of the Hugging Face Hub for the healed model, with a model card.
         resume, overwrite, quiet: as in `compare`.
         settings: `what="tables"` or `"all"` for the parameters that learn, `steps`, and others of `train`.
 
@@ -208,7 +210,9 @@ def heal(
     typed = {"text": text, "teacher": teacher, "seed": seed, **settings, "out": str(folder)}
     command = call_text("heal", model, {name: value for name, value in typed.items() if value is not None})
     display, checked = Display.on_stderr(quiet=quiet), read_settings(record, folder, resume)
-    return carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)
+    require_repo_id(push_to_hub)
+    healed_model = carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)
+    return _uploaded(healed_model, push_to_hub)
 
 
 def _with_text(texts: list[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

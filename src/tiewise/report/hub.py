@@ -26,11 +26,14 @@ from huggingface_hub.utils import (
 )
 
 from tiewise.core.errors import RunError, one_line_message
-from tiewise.report.model_card import comparison_card, run_card
-from tiewise.training.folder import ENVIRONMENT, REPORT, RESULTS, read_json, seed_folder
+from tiewise.inspection.running.passages import Healed
+from tiewise.report.model_card import comparison_card, healed_card, run_card
+from tiewise.training.data.corpus import FACTS
+from tiewise.training.folder import DATA, ENVIRONMENT, REPORT, RESULTS, read_json, saved_run, seed_folder
 from tiewise.training.results import DENSE, FINAL, Comparison, RunResult, SingleRun
 
 CARD = "README.md"
+LOWER_RATE = "try a lower --set learning_rate"
 FAILURES = (*HfHubHTTPError.__bases__, OSError, ValueError, RuntimeError)  # exceptions of an upload
 # problem and remedy by HTTP status; {} is the repository
 ANSWERS = {
@@ -80,7 +83,7 @@ def warning_before_training(command: str, out: Path, repo_id: str) -> str | None
     return f"--push-to-hub will fail: {problem}; log in with `hf auth login` before the training ends"
 
 
-def push_to_hub(result: Comparison | SingleRun, repo_id: str) -> str:
+def push_to_hub(result: Comparison | SingleRun | Healed, repo_id: str) -> str:
     """Upload a comparison's report and best model, or the model of a run; return the address.
 
     The best model is the best seed of the arm with the lowest mean validation loss. The repository is made if it
@@ -88,7 +91,7 @@ def push_to_hub(result: Comparison | SingleRun, repo_id: str) -> str:
 
     RunError: the upload failed.
     """
-    upload = _comparison_upload(result, repo_id) if isinstance(result, Comparison) else _run_upload(result, repo_id)
+    upload = _files_of(result, repo_id)
     missing = missing_for_push()
     if missing is not None:
         raise _failure(upload, *missing)
@@ -97,6 +100,15 @@ def push_to_hub(result: Comparison | SingleRun, repo_id: str) -> str:
             return _commit(upload)
         except FAILURES as error:
             raise _failure(upload, *_explain(error, repo_id)) from None
+
+
+def _files_of(result: Comparison | SingleRun | Healed, repo_id: str) -> HubCommit:
+    """Return the files of a result for the Hub; RunError if its model has diverged."""
+    if isinstance(result, Comparison):
+        return _comparison_upload(result, repo_id)
+    if isinstance(result, Healed):
+        return _healed_upload(result, repo_id)
+    return _run_upload(result, repo_id)
 
 
 def best_run(comparison: Comparison) -> RunResult | None:
@@ -117,7 +129,7 @@ def _comparison_upload(comparison: Comparison, repo_id: str) -> HubCommit:
     assert comparison.folder is not None, "a finished comparison has a folder"
     chosen = best_run(comparison)
     if chosen is None:
-        raise RunError("every arm has diverged, so no model is uploaded", "try a lower --set learning_rate")
+        raise RunError("every arm has diverged, so no model is uploaded", LOWER_RATE)
     folder = seed_folder(comparison.folder, chosen.arm, chosen.seed)
     card = comparison_card(comparison, chosen, folder, repo_id)
     files = _model_files(folder) | {name: comparison.folder / name for name in (RESULTS, REPORT)}
@@ -130,11 +142,28 @@ def _run_upload(trained: SingleRun, repo_id: str) -> HubCommit:
     """Return the files of a single run for the Hub; RunError if it has diverged."""
     out = trained.folder.parent.parent
     if not math.isfinite(trained.result.heldout_nll):
-        raise RunError("the run has diverged, so no model is uploaded", "try a lower --set learning_rate")
-    command = (read_json(out / ENVIRONMENT) or {}).get("command", "")
-    card = run_card(trained, command, repo_id)
+        raise RunError("the run has diverged, so no model is uploaded", LOWER_RATE)
+    card = run_card(trained, _command_of(out), repo_id)
     files = _model_files(trained.folder) | {CARD: card.encode()}
     return HubCommit(repo_id, files, f"Add {trained.result.arm}", upload_command("train", out, repo_id))
+
+
+def _healed_upload(healed: Healed, repo_id: str) -> HubCommit:
+    """Return the files of a healed model for the Hub; RunError if it has diverged."""
+    if not math.isfinite(healed.left.after):
+        raise RunError("the run has diverged, so no model is uploaded", LOWER_RATE)
+    run = Path(healed.model).parent
+    out = run.parent.parent
+    arm, data = saved_run(out).arms[0], read_json(out / DATA / FACTS)
+    card = healed_card(healed, arm, data, _command_of(out), repo_id)
+    files = _model_files(run) | {CARD: card.encode()}
+    return HubCommit(repo_id, files, f"Add {arm}, healed", upload_command("heal", out, repo_id))
+
+
+def _command_of(out: Path) -> str:
+    """Return the command that started the run in `out`."""
+    command: str = (read_json(out / ENVIRONMENT) or {}).get("command", "")
+    return command
 
 
 def _model_files(run: Path) -> dict[str, Path | bytes]:

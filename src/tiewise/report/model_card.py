@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from tiewise.core import __version__
+from tiewise.inspection.running.passages import Healed
 from tiewise.report.comparison_measurement import demo_banner, results, verdict
 from tiewise.training.folder import how_it_loads, read_json
 from tiewise.training.results import DENSE, FINAL, Comparison, RunResult, SingleRun
@@ -31,7 +32,7 @@ def comparison_card(comparison: Comparison, chosen: RunResult, run: Path, repo_i
     table = results(comparison)
     arm = f"`{chosen.arm}`"
     parts = [
-        _metadata(repo_id, chosen, comparison.data, run),
+        _metadata(repo_id, chosen.arm, run, _validation_loss(chosen, comparison.data, run)),
         f"# {repo_id.rpartition('/')[2]}",
         verdict(comparison),
         demo_banner(comparison.demo),
@@ -53,7 +54,7 @@ def run_card(trained: SingleRun, command: str, repo_id: str) -> str:
     losses = [f"{result.heldout_nll:.4f}", f"{result.train_nll:.4f}", f"{result.perplexity:.2f}"]
     row = [result.arm, f"{result.total_parameters:,}", *losses, f"{result.steps:,}", str(result.seed)]
     parts = [
-        _metadata(repo_id, result, trained.data, trained.folder),
+        _metadata(repo_id, result.arm, trained.folder, _validation_loss(result, trained.data, trained.folder)),
         f"# {repo_id.rpartition('/')[2]}",
         f"A model with the boundary `{result.arm}`: validation loss {result.heldout_nll:.4f} nats per token.",
         demo_banner(bool(trained.data.get("demo"))),
@@ -65,19 +66,55 @@ def run_card(trained: SingleRun, command: str, repo_id: str) -> str:
     return _joined(parts)
 
 
-def _metadata(repo_id: str, result: RunResult, data: dict[str, Any], run: Path) -> str:
-    """Return the YAML block of a card."""
+def healed_card(healed: Healed, arm: str, data: dict[str, Any], command: str, repo_id: str) -> str:
+    """Return the card of a healed model.
+
+    Args:
+        healed: the losses before and after healing.
+        arm: boundary of the model.
+        data: facts about the text.
+        command: command that healed it.
+        repo_id: repository on the Hub.
+    """
+    run = Path(healed.model).parent
+    rows = [[cost["model"], f"{cost['bits per byte']:.4f}"] for cost in healed.rows()]
+    parts = [
+        _metadata(repo_id, arm, run, _result(run, data, "held-out loss (bits per byte)", healed.left.after)),
+        f"# {repo_id.rpartition('/')[2]}",
+        f"{healed.sentence()}.",
+        demo_banner(bool(data.get("demo"))),
+        f"This model has the boundary `{arm}`. Its original was the teacher.",
+        "## Result",
+        _table(["model", "bits per byte of held-out text"], rows),
+        *_text_and_command(data, command),
+        *_loading(repo_id, run),
+    ]
+    return _joined(parts)
+
+
+def _validation_loss(result: RunResult, data: dict[str, Any], run: Path) -> EvalResult:
+    """Return the validation loss of a run as metadata."""
+    return _result(run, data, "validation nll (nats per token)", result.heldout_nll)
+
+
+def _result(run: Path, data: dict[str, Any], name: str, loss: float) -> EvalResult:
+    """Return a loss on a text as metadata."""
     task, _ = _task(run)
-    loss = EvalResult(
+    return EvalResult(
         task_type=task or "text-generation",
         dataset_type="text",
         dataset_name=", ".join(data["texts"]),
         metric_type="loss",
-        metric_name="validation nll (nats per token)",
-        metric_value=round(result.heldout_nll, 4),
+        metric_name=name,
+        metric_value=round(loss, 4),
     )
+
+
+def _metadata(repo_id: str, arm: str, run: Path, loss: EvalResult) -> str:
+    """Return the YAML block of a card."""
+    task, _ = _task(run)
     library = "tiewise" if how_it_loads(run) else "transformers"
-    tags = ["tiewise", "weight-tying", result.arm.partition(":")[0].partition("+")[0]]
+    tags = ["tiewise", "weight-tying", arm.partition(":")[0].partition("+")[0]]
     name = repo_id.rpartition("/")[2]
     card = ModelCardData(library_name=library, pipeline_tag=task, tags=tags, model_name=name, eval_results=[loss])
     return f"---\n{card.to_yaml()}\n---"

@@ -187,7 +187,7 @@ def test_heal_refuses_invalid_arguments_with_one_line_message(change, says, teac
 
 def test_heal_refuses_text_too_short_to_measure_before_training(teacher, tmp_path):
     (tmp_path / "short.txt").write_text("a few words of text. " * 600)
-    with pytest.raises(TiewiseError, match=r"characters of the text are held out; .* give more text"):
+    with pytest.raises(TiewiseError, match=r"characters of the text are held out, .*; give more text"):
         heal(teacher, tmp_path / "run", teacher, tmp_path / "short.txt")
     assert not (tmp_path / "run").exists()
 

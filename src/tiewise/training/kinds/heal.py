@@ -166,8 +166,8 @@ class Heal(Decoders):
         text = prepare_blocks(settings, folder)
         heldout_characters = text.facts["splits"]["heldout"]["characters"]
         if heldout_characters < LEAST_HELDOUT_CHARACTERS:
-            what = f"{heldout_characters:,} characters of the text are held out"
-            raise DataError(what, f"what came back is measured on {LEAST_HELDOUT_CHARACTERS:,} or more: give more text")
+            problem = f"{heldout_characters:,} characters of the text are held out, too few to measure the loss on"
+            raise DataError(problem, f"give more text: {LEAST_HELDOUT_CHARACTERS:,} or more must be held out")
         return text
 
     def describe(self, settings: Settings, text: PreparedText) -> str:
