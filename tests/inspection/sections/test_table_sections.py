@@ -360,6 +360,26 @@ def test_tokens_of_shows_a_factored_table_before_and_after_its_maps(tmp_path):
     assert [q.name for q in found.quantities if "of zeros" in q.name] == ["rows of zeros, both ends"]
 
 
+def test_tokens_of_compares_the_variance_of_leading_directions_before_and_after_a_map(tmp_path):
+    """The oracle is numpy's singular values of the centred rows."""
+    table, into, out = gaussian(0, V, 8), gaussian(1, 10, 8), gaussian(2, 8, 10)
+    into[:, 2:] *= 0.1  # the input's map keeps two directions
+    report = tokens_of(factored(tmp_path / "m", table, into, out, WORDS[:V]))
+
+    def of_leading(rows):
+        squares = np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2
+        return squares[:2].sum() / squares.sum()
+
+    before = of_leading(table)
+    for end, rows in (("input", table @ into.T), ("output", table @ out)):
+        after = of_leading(rows)
+        assert report[f"variance in 2 of 8 directions, before the {end}'s map"].value == pytest.approx(before, rel=1e-5)
+        assert report[f"variance in 2 of 8 directions, after the {end}'s map"].value == pytest.approx(after, rel=1e-5)
+        sentence = f"{end}: the 2 leading of 8 directions have {before:.1%} of the rows' variance before the map"
+        assert f"{sentence}, {after:.1%} after it" in report.notes
+    assert of_leading(table @ into.T) > 0.9
+
+
 def test_tokens_of_counts_reserved_tokens_as_unused_unless_the_text_has_them(tmp_path):
     words = ["<unk>", "reserved", "dummy", "<reserved_1>", "<reserved_2>", *(f"w{row}" for row in range(V - 7))]
     made = llama(tmp_path / "m", gaussian(0, V), gaussian(1, V), words)

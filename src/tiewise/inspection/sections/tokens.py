@@ -29,7 +29,7 @@ from tiewise.core.progress import progress_of
 from tiewise.core.text import BINS, frequency_bins
 from tiewise.inspection.tables.align_tables import Score
 from tiewise.inspection.tables.bigram_counts import Contexts, contexts
-from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, views_of
+from tiewise.inspection.tables.model_tables import AFTER_MAP, BOTH, Array, Ids, StoredTable, TokenTable, views_of
 from tiewise.inspection.tables.path_matrix import sampled
 from tiewise.inspection.tables.token_rows import (
     Moments,
@@ -46,6 +46,7 @@ from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, sec
 FREQUENT = 0.5  # share of the sample: the text's most frequent tokens; the others are random
 NAMED = 6  # labelled tokens of a view
 FREQUENCY, SCRIPT = "frequency", "script"  # properties that group tokens
+LEADING_PART = 4  # one in four directions counts as leading where both sides of a map are compared
 OFTEN = "times the text has the token"
 ENOUGH = 10  # occurrences from which a token is compared with its null
 NOTABLE, NOTABLE_FROM = 10, 100  # most listed tokens, and their fewest occurrences
@@ -108,6 +109,9 @@ def tokens_of(
     if vocabulary.unused is not None:
         unused = len(vocabulary.unused)
         quantities.append(Quantity("rows of no token", unused, main=False, why="no text can produce them"))
+    mapped = tuple(_maps(report.shares))
+    for one_map in mapped:
+        quantities += one_map.quantities(rows)
     listings = (*report.norm_listings(), *sides.listings, report.little_listing())
     return Measurement(
         answer=_answer(report.by_count),
@@ -115,7 +119,7 @@ def tokens_of(
         curves=(*report.curves, *sides.curves, *_filled_directions(report.shares, views.values())),
         points=tuple(report.points),
         listings=tuple(listing for listing in listings if listing.rows),
-        notes=notes,
+        notes=(*notes, *(one_map.sentence() for one_map in mapped)),
     )
 
 
@@ -345,6 +349,60 @@ def _filled_directions(shares: dict[str, Array], tables: Iterable[TokenTable]) -
             along="leading directions", unit="%", which=which, log_x=True,
             why="Far above the Gaussian's: few directions matter.",
         )  # fmt: skip
+
+
+# before and after a map
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """Variance of a table's rows in each direction, before and after a map.
+
+    The directions are the principal components of the rows. After the map, rows [V, D] fill at most E directions.
+    """
+
+    end: str  # the end that the map belongs to
+    before: Array  # share of the variance in each direction, falling [E]
+    after: Array  # falling [D]
+
+    @property
+    def leading(self) -> int:
+        """Return a quarter of E: the number of directions that are compared."""
+        return max(1, len(self.before) // LEADING_PART)
+
+    def quantities(self, rows: int) -> Iterator[Quantity]:
+        """Yield the variance in the leading directions before and after the map.
+
+        The chance level before it is that of a Gaussian table [V, E].
+        """
+        name = f"variance in {self.leading} of {len(self.before)} directions"
+        figure = "Variance before and after the map"
+        chance = float(gaussian_shares(rows, len(self.before))[: self.leading].sum())
+        yield Quantity(
+            f"{name}, before the {self.end}'s map", self._of_leading(self.before), chance=chance, unit="%", main=False,
+            figure=figure, why="chance: Gaussian table",
+        )  # fmt: skip
+        after = self._of_leading(self.after)
+        yield Quantity(f"{name}, after the {self.end}'s map", after, unit="%", main=False, figure=figure)
+
+    def sentence(self) -> str:
+        """Return how the map changes the share of the leading directions."""
+        before, after = self._of_leading(self.before), self._of_leading(self.after)
+        directions = f"the {self.leading} leading of {len(self.before)} directions"
+        return f"{self.end}: {directions} have {before:.1%} of the rows' variance before the map, {after:.1%} after it"
+
+    def _of_leading(self, shares: Array) -> float:
+        """Return the share of the leading directions."""
+        return float(shares[: self.leading].sum())
+
+
+def _maps(shares: dict[str, Array]) -> Iterator[_Mapped]:
+    """Yield the variance on both sides of each map, from the `shares` of all views."""
+    for name, after in shares.items():
+        if name.endswith(AFTER_MAP):
+            end = name.removesuffix(AFTER_MAP).strip()
+            before = shares[end if end in shares else BOTH]
+            yield _Mapped(end, before, after)
 
 
 # norms and frequency

@@ -299,6 +299,7 @@ def dense_table(dense: Dense) -> TokenTable:
 
 
 OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's
+AFTER_MAP = "after its map"  # end of the name of a view behind a map
 BOTH = "both ends"  # name of the one table of a tied model
 
 
@@ -357,7 +358,7 @@ def _behind_maps(ends: Ends) -> dict[str, TokenTable]:
 
 def _after_map(end: str) -> str:
     """Return the name of the view of a table after its map."""
-    return f"{end} after its map"
+    return f"{end} {AFTER_MAP}"
 
 
 def _through_family_maps(folder: Folder, stored: Sequence[StoredTable]) -> dict[str, TokenTable]:
