@@ -1,9 +1,9 @@
 """Make the files that the documentation's examples use: `python examples/kit.py FOLDER`.
 
-It takes about a minute and needs no network.
+It takes seconds, needs no network, and trains nothing.
 
-text.txt            Python's own documentation
-runs/demo/          a comparison of three small models, two seeds each
+text.txt            600,000 characters of Python's own documentation
+runs/demo/          a comparison of three small models, two seeds each: its recorded results, and models
 model/              its tied model         untied/, factored/    the others
 my-model/           model/ as some trainers save it: with its table a second time, as a head
 longer/             model/'s tokenizer with three more tokens
@@ -11,22 +11,43 @@ other/              a tied model with another vocabulary
 adapter/            a PEFT adapter of model/: an update of one layer, and copies of the table with one changed row
 draft/              an EAGLE-3 draft of model/: a head over 500 of its tokens
 config.json         that of model/
+
+Layers are drawn at random with a fixed seed. Tables are computed from text.txt: a truncated singular value
+decomposition of log(1 + n), where n counts how often one token follows another. Frequent tokens get longer rows, and
+tokens with the same neighbors get similar rows. A small random part is added to each.
+
+`kit_results.json` is the record of a comparison that did train. The models in runs/demo/ are not those that it
+measured. Recorded in FOLDER by:
+
+    tiewise compare --text text.txt --arms tied,untied,factored:16 --seeds 2 --tokenizer bpe:2000 --steps 120 \\
+        --set width=64 --set length=128 --out recorded
+    cp recorded/results.json ../examples/kit_results.json
 """
 
 import json
 import shutil
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import tiewise
+from tiewise.report.comparison_page import write_report
+from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.data.sources import builtin_texts
+from tiewise.training.data.tokenizer import make_tokenizer
+from tiewise.training.results import Comparison
+from tiewise.training.settings import Settings
 
-SIZES = {"width": 64, "layers": 2, "heads": 4, "length": 128, "batch": 8, "steps": 120}
+RECORDED = Path(__file__).with_name("kit_results.json")
+CHARACTERS = 600_000  # of text.txt, at least: reading all of Python's documentation takes longer
+WIDTH, LAYERS, HEADS, LENGTH, RANK, VOCAB, OTHER_VOCAB = 64, 2, 4, 128, 16, 2000, 3000
+SCALE = 0.125  # standard deviation of a table's numbers: 1 / √WIDTH, which tiewise draws tables with
 
 
 def make(folder: Path) -> None:
@@ -35,27 +56,138 @@ def make(folder: Path) -> None:
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty")
     transformers.logging.disable_progress_bar()
-    arms = ["tied", "untied", "factored:16"]
-    tiewise.compare("builtin", arms=arms, seeds=2, tokenizer="bpe:2000", out=folder / "runs/demo", **SIZES)
-    (folder / "text.txt").write_text("\n\n".join(text for _, text in builtin_texts()), encoding="utf-8")
+    (folder / "text.txt").write_text("\n\n".join(first_texts()), encoding="utf-8")
+    make_comparison(folder / "text.txt", folder / "runs/demo")
     for name, arm in (("model", "tied"), ("untied", "untied"), ("factored", "factored-16")):
         shutil.copytree(folder / "runs/demo" / arm / "seed-1/final", folder / name)
-    shutil.copytree(folder / "model", folder / "my-model")
-    weights = load_file(folder / "model/model.safetensors")
+    shutil.copy(folder / "model/config.json", folder / "config.json")
+    make_my_model(folder / "model", folder / "my-model")
+    make_longer(folder / "model", folder / "longer")
+    make_other(folder / "text.txt", folder / "other")
+    make_adapter(folder / "model", folder / "adapter")
+    make_draft(folder / "model", folder / "draft")
+
+
+def first_texts() -> Iterator[str]:
+    """Yield the first documents of the built-in text, `CHARACTERS` in all."""
+    count = 0
+    for _, text in builtin_texts():
+        yield text
+        count += len(text)
+        if count >= CHARACTERS:
+            return
+
+
+def make_comparison(text_file: Path, run: Path) -> None:
+    """Write a folder as `tiewise.compare` leaves it: settings, tokens, models, results and report."""
+    run.mkdir(parents=True)
+    comparison = Comparison.from_dict(json.loads(RECORDED.read_text(encoding="utf-8")))
+    shape = {"width": WIDTH, "layers": LAYERS, "heads": HEADS, "length": LENGTH, "steps": comparison.runs[0].steps}
+    settings = Settings(arms=tuple(comparison.arms), seeds=2, text=(text_file.name,), tokenizer=f"bpe:{VOCAB}", **shape)
+    settings.save(run)
+    text = prepare([str(text_file)], settings.tokenizer, run / "data", length=LENGTH)
+    for seed in comparison.seeds:
+        save_models(text, run, seed)
+    shutil.copy(RECORDED, run / "results.json")
+    write_report(comparison, run / "report.html")
+
+
+def save_models(text: PreparedText, run: Path, seed: int) -> None:
+    """Write the three models of a seed: one body, and each arm's tables."""
+    tied, untied, factored = (run / arm / f"seed-{seed}/final" for arm in ("tied", "untied", "factored-16"))
+    counts = count_pairs(text.split("train"), text.vocab)
+    save_model(tied, table_of_both_sides(counts, seed), text.tokenizer, seed)
+    save_model(untied, tables_of_two_sides(counts, seed), text.tokenizer, seed)
+    factored.parent.mkdir(parents=True)
+    tiewise.factor(tied, factored, rank=RANK)
+
+
+def save_model(folder: Path, tables: list[np.ndarray], tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    """Write a Llama with random layers, and one table for both ends or one for each."""
+    torch.manual_seed(seed)
+    is_tied = len(tables) == 1
+    config = LlamaConfig(
+        vocab_size=len(tables[0]),
+        hidden_size=WIDTH,
+        intermediate_size=168,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=LENGTH,
+        initializer_range=0.0625,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=is_tied,
+        tiewise_boundary="tied" if is_tied else "untied",  # as tiewise saves it
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(torch.from_numpy(tables[0]))
+        model.get_output_embeddings().weight.copy_(torch.from_numpy(tables[-1]))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def count_pairs(ids: np.ndarray, vocab: int) -> np.ndarray:
+    """Return log(1 + how often token j follows token i) as a matrix [V, V]."""
+    pairs = ids[:-1].astype(np.int64) * vocab + ids[1:]
+    return np.log1p(np.bincount(pairs, minlength=vocab * vocab).reshape(vocab, vocab)).astype(np.float32)
+
+
+def tables_of_two_sides(counts: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Return an input and an output table [V, D], whose product is the best of rank D for the counts."""
+    left, values, right = truncated_svd(counts, seed)
+    return turned([left * np.sqrt(values), right.T * np.sqrt(values)], seed)
+
+
+def table_of_both_sides(counts: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Return one table [V, D] from the counts of the tokens after and before each token."""
+    left, values, _ = truncated_svd(np.hstack([counts, counts.T]), seed)
+    return turned([left * np.sqrt(values)], seed)
+
+
+def truncated_svd(matrix: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the D largest singular values and their vectors, nearly: by random projection."""
+    sample = matrix @ np.random.default_rng(seed).normal(size=(matrix.shape[1], 2 * WIDTH)).astype(np.float32)
+    basis, _ = np.linalg.qr(matrix @ (matrix.T @ sample))
+    left, values, right = np.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return basis @ left[:, :WIDTH], values[:WIDTH], right[:WIDTH]
+
+
+def turned(tables: list[np.ndarray], seed: int) -> list[np.ndarray]:
+    """Return tables in a random basis, at the usual scale, with a random part in each row.
+
+    Models of two seeds share no basis, and tokens that never occur have rows all the same.
+    """
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(WIDTH, WIDTH)))[0]
+    scaled = [SCALE / table.std() * table @ basis for table in tables]
+    return [(table + rng.normal(0, SCALE / 5, table.shape)).astype(np.float32) for table in scaled]
+
+
+def make_my_model(model: Path, copy: Path) -> None:
+    """Write a tied model whose table is stored twice."""
+    shutil.copytree(model, copy)
+    weights = load_file(model / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    save_file(weights, folder / "my-model/model.safetensors", {"format": "pt"})
-    tokenizer = json.loads((folder / "model/tokenizer.json").read_text(encoding="utf-8"))
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+
+
+def make_longer(model: Path, longer: Path) -> None:
+    """Write the tokenizer of a model with three more special tokens."""
+    tokenizer = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
     first = max(tokenizer["model"]["vocab"].values()) + 1
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     tokenizer["added_tokens"] += [{"id": first + i, "content": f"<extra{i}>", **plain} for i in range(3)]
-    (folder / "longer").mkdir()
-    (folder / "longer/tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    shutil.copy(folder / "model/config.json", folder / "config.json")
-    with tempfile.TemporaryDirectory() as temporary:
-        tiewise.compare("builtin", arms="tied", seeds=1, tokenizer="bpe:3000", out=Path(temporary) / "run", **SIZES)
-        shutil.copytree(Path(temporary) / "run/tied/seed-1/final", folder / "other")
-    make_adapter(folder / "model", folder / "adapter")
-    make_draft(folder / "model", folder / "draft")
+    longer.mkdir()
+    (longer / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+def make_other(text_file: Path, other: Path) -> None:
+    """Write a tied model with another tokenizer of the same text."""
+    text = text_file.read_text(encoding="utf-8")
+    tokenizer = make_tokenizer(f"bpe:{OTHER_VOCAB}", lambda: iter([text]))
+    ids = np.array(tokenizer.backend_tokenizer.encode(text).ids)
+    save_model(other, table_of_both_sides(count_pairs(ids, len(tokenizer)), seed=1), tokenizer, seed=1)
 
 
 def write(folder: Path, config_name: str, config: dict, name: str, tensors: dict[str, np.ndarray]) -> None:
@@ -66,7 +198,7 @@ def write(folder: Path, config_name: str, config: dict, name: str, tensors: dict
 
 
 def make_adapter(model: Path, adapter: Path) -> None:
-    """Write the adapter that PEFT saves of a tied model with one trained token.
+    """Write the adapter that PEFT saves of a tied model with one changed row.
 
     `modules_to_save` stores the table twice.
     """
@@ -90,7 +222,7 @@ def make_adapter(model: Path, adapter: Path) -> None:
 def make_draft(model: Path, draft: Path) -> None:
     """Write a draft with rows for the first 250 and the last 250 tokens.
 
-    It is untrained except for its tables.
+    Its tables are the target's, and its layers are empty.
     """
     table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     vocab, width = table.shape
@@ -108,4 +240,5 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit("give one folder to make: python examples/kit.py FOLDER")
     make(Path(sys.argv[1]))
-    print(f"the examples run in {sys.argv[1]}: cd {sys.argv[1]}")
+    print(f"next: cd {sys.argv[1]}")
+    print("then: tiewise check my-model")

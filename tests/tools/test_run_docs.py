@@ -1,5 +1,6 @@
 """Test that `tools/run_docs.py` and `tools/hold_numbers.py` find faults of pages; `make docs` runs the pages."""
 
+import itertools
 import re
 import runpy
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 ROOT = Path(__file__).parents[2]
 RUN = runpy.run_path(str(ROOT / "tools" / "run_docs.py"))
@@ -223,3 +225,26 @@ def test_kit_refuses_folder_that_is_not_empty(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     done = subprocess.run([sys.executable, ROOT / "examples/kit.py", tmp_path], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"{tmp_path} is not empty\n")
+
+
+def test_kit_makes_its_folders_from_part_of_the_text_and_takes_no_optimizer_step(tmp_path):
+    steps, texts = [], []
+    kit = runpy.run_path(str(ROOT / "examples/kit.py"))
+    namespace = kit["make"].__globals__
+    read = namespace["builtin_texts"]
+    namespace["builtin_texts"] = lambda: (texts.append(text) or text for text in read())
+    hook = register_optimizer_step_pre_hook(lambda *call: steps.append(call))
+    try:
+        kit["make"](tmp_path / "kit")
+    finally:
+        hook.remove()
+    assert steps == []
+    assert len(texts) < 300  # all of it has over 600
+    names = {path.name for path in (tmp_path / "kit").iterdir()}
+    assert names >= {"text.txt", "runs", "model", "untied", "factored", "my-model", "longer", "other"}
+    assert names >= {"adapter", "draft", "config.json"}
+    finals = sorted((tmp_path / "kit/runs/demo").glob("*/seed-*/final/model.safetensors"))
+    assert [path.parts[-4:-2] for path in finals] == list(
+        itertools.product(["factored-16", "tied", "untied"], ["seed-1", "seed-2"])
+    )
+    assert (ROOT / "examples/kit_results.json").stat().st_size < 200_000
