@@ -13,6 +13,7 @@ from tiewise.planning.recommendation import (
     UNTIE,
     ParametersSaved,
     choice_of_neighbours,
+    neighbours_in_words,
     recommend,
     saving_in_words,
 )
@@ -107,3 +108,9 @@ def test_agreeing_neighbours_predict_a_public_model_better_than_divided_ones():
         assert (choice_of_neighbours(choices) != MIXED) == (min(ties, unties) <= 1 < max(ties, unties))
     assert (len(right[True]), sum(right[True])) == (70, 55)
     assert (len(right[False]), sum(right[False])) == (30, 18)
+
+
+def test_sentence_about_neighbours_names_an_unknown_choice():
+    assert neighbours_in_words([]) == "No public model can be compared with it."
+    assert neighbours_in_words([None] * 6) == "The choice of the 6 nearest public models is not known."
+    assert neighbours_in_words([True, None]) == "The only near public model whose choice is known ties."

@@ -16,7 +16,7 @@ TABS = "[role=tab]"
 def paths(tmp_path_factory):
     """Return {name: path} of a page of every command."""
     folder = tmp_path_factory.mktemp("pages")
-    written = {name: write_result(page, folder / f"{name}.html", "--out") for name, page in sample_pages().items()}
+    written = {name: write_result(page, folder / f"{name}.html", "out") for name, page in sample_pages().items()}
     return written | {"explore": explore().write(folder / "explore.html")}
 
 
@@ -29,7 +29,7 @@ def violations(page):
 def test_axe_finds_a_button_inside_an_image(browser, tmp_path):  # noqa: F811
     """The check is able to fail."""
     bad = '<!doctype html><html lang="en"><title>t</title><main><h1>t</h1><div role="img" aria-label="a"><a href="#b">b'
-    path = write_result(bad, tmp_path / "bad.html", "--out")
+    path = write_result(bad, tmp_path / "bad.html", "out")
     with Visit(browser, path, ready="main") as visit:
         assert [rule for rule, _, _ in violations(visit.page)] == ["nested-interactive"]
 

@@ -167,7 +167,7 @@ TEXTS_OUT_OF_PLACE = """() => [...document.querySelectorAll(".chart")].flatMap((
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_texts_of_figures_neither_overlap_nor_leave_the_figure(browser, tmp_path, width):  # noqa: F811
     for name, page in sample_pages().items():
-        path = write_result(page, tmp_path / f"{name}.html", "--out")
+        path = write_result(page, tmp_path / f"{name}.html", "out")
         with Visit(browser, path, width=width) as visit:
             visit.open_all()
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, name
@@ -175,7 +175,7 @@ def test_texts_of_figures_neither_overlap_nor_leave_the_figure(browser, tmp_path
 
 
 def test_cards_of_a_phone_leave_out_missing_values(browser, tmp_path):  # noqa: F811
-    path = write_result(inspection_page(sample_inspection(), "c"), tmp_path / "page.html", "--out")
+    path = write_result(inspection_page(sample_inspection(), "c"), tmp_path / "page.html", "out")
     with Visit(browser, path, width=390) as visit:
         visit.page.locator(".stacked").first.wait_for()
         cells = visit.page.locator(".stacked").first.locator("tbody td")
@@ -245,7 +245,7 @@ def test_tables_fit_the_window_without_sideways_scrolling(browser, report, tmp_p
     """If a table is wider than its container, its rows become blocks of named values."""
     panels = training_panels(sample_comparison(), VALIDATION)
     sections = [PageSection("One", panels, tables=[EVIDENCE])]
-    long = write_result(render_page(*sections, contents=True), tmp_path / "page.html", "--out")
+    long = write_result(render_page(*sections, contents=True), tmp_path / "page.html", "out")
     none_cut = """() => [document.documentElement, ...document.querySelectorAll(".scroll")]
         .every(e => e.scrollWidth <= e.clientWidth)"""
     for path in (report, long):

@@ -118,7 +118,7 @@ def _write(inspection: Inspection, record: dict[str, Any], out: Path) -> Path:
         except OSError as error:
             raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
         page = write_inspection(inspection, out, o.command_line())
-        write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
+        write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "out")
     except BaseException:
         with suppress(OSError):
             if is_new:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import RunError
+from tiewise.core.written_options import written_option
 
 
 @contextmanager
@@ -48,13 +49,14 @@ def write_result(data: str | bytes, path: str | os.PathLike[str], option: str) -
     """Write a result that the user requested, atomically, and return its path.
 
     Raises:
-        RunError: the file cannot be written; the message names the `option` that sets another path.
+        RunError: the file cannot be written; the message names the `option` that sets another path, such as "out".
     """
     target = Path(path)
     try:
         write_atomically(target, data)
     except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}", f"choose another place with {option}") from None
+        remedy = f"choose another place with {written_option(option)}"
+        raise RunError(f"cannot write {target}: {error.strerror}", remedy) from None
     return target
 
 

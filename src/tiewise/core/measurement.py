@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tiewise.core.files import format_bytes
+from tiewise.core.result import MINUS as MINUS
 from tiewise.core.result import PrintedResult, Row
 
-MINUS, NONE = "−", "–"
+NONE = "–"
 NATS = "nats per token"
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
@@ -58,6 +59,21 @@ def loss_digits(*losses: float) -> int:
     if largest >= 0.01 or largest == 0:
         return 3
     return 5
+
+
+def percent(share: float, digits: int | None = None) -> str:
+    """Return a share in per cent, with `digits` after the point.
+
+    By default it has at least two significant digits.
+
+    >>> percent(0.6243), percent(0.00345), percent(1.4), percent(0.2834, digits=1)
+    ('62 %', '0.34 %', '140 %', '28.3 %')
+    """
+    if digits is not None:
+        return f"{plain(100 * share, digits)} %"
+    if share >= 0.1:
+        return f"{plain(100 * share, 0)} %"
+    return f"{100 * share:.2g} %".replace("-", MINUS)
 
 
 def count(value: float) -> str:

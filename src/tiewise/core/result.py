@@ -18,6 +18,7 @@ from typing import Any
 from tiewise.core.errors import UnsupportedError, suggest_choices
 
 MOST_PRINTED = 20  # rows
+MINUS = "−"
 Row = Mapping[str, Any]  # column → value
 NO_FIGURES: Mapping[str, Any] = {}
 
@@ -153,7 +154,7 @@ def cell_text(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return "–" if value != value else f"{value:.4f}"  # NaN differs from itself
+        return "–" if value != value else f"{value:.4f}".replace("-", MINUS)  # NaN differs from itself
     if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
+        return f"{value:,}".replace("-", MINUS)
     return str(value)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.core.files import format_bytes
-from tiewise.core.measurement import MINUS, NONE, Listing, Quantity, count, plain, signed
+from tiewise.core.measurement import MINUS, NONE, Listing, Quantity, count, percent, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
@@ -23,6 +24,7 @@ from tiewise.planning.read_config import unknown_family
 Record = Mapping[str, Any]
 Show = Callable[[Any], str]
 NOT_COUNTED = "not counted"
+percent_to_tenths = partial(percent, digits=1)
 OPTIMIZERS = {
     "sgd": "SGD",
     "momentum": "SGD with momentum",
@@ -129,7 +131,7 @@ class _PlanRows:
     def add_savings(self) -> None:
         """Add what each choice saves, compared with the untied model."""
         self.add("saved", _signed_count, self.choices, "saved", "saved", signed_short)
-        self.add("saved, share", percent, self.choices, "saved_share", "saved_share")
+        self.add("saved, share", percent_to_tenths, self.choices, "saved_share", "saved_share")
 
     def add_checkpoints(self) -> None:
         """Add bytes of checkpoints by dtype."""
@@ -231,11 +233,6 @@ def _cell(choice: Record, path: str, value: Any, show: Show, about: Show) -> str
 def signed_short(count: float) -> str:
     """Return a count in short form, with its sign: 494 M or −494 M."""
     return short(count).replace("-", MINUS)
-
-
-def percent(share: float) -> str:
-    """Return a share as text: 28.3 %."""
-    return f"{plain(100 * share, 1)} %"
 
 
 def layout_with_axes(rank: Record) -> str:

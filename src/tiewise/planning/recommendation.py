@@ -125,7 +125,7 @@ def _combined(public: str, measured: str | None) -> str:
 def _first_sentence(choice: str, saving: ParametersSaved, neighbours: Sequence[Record]) -> str:
     """Return the recommendation with its saving and the choices of the neighbours."""
     saved = saving_in_words(saving)
-    public = _neighbours_in_words([row["tied"] for row in neighbours])
+    public = neighbours_in_words([row["tied"] for row in neighbours])
     beginnings = {TIE: "Tie: saves", UNTIE: "Untie: tying would save", MIXED: "Mixed evidence: tying saves"}
     return f"{beginnings[choice]} {saved}. {public}"
 
@@ -138,9 +138,15 @@ def saving_in_words(saving: ParametersSaved) -> str:
     return f"{short(saving.parameters)} of {short(saving.untied)} parameters ({share} %)"
 
 
-def _neighbours_in_words(tied: Sequence[bool | None]) -> str:
+def neighbours_in_words(tied: Sequence[bool | None]) -> str:
     """Return a sentence about the choices of the nearest public models."""
+    if not tied:
+        return "No public model can be compared with it."
     decided, ties = len(tied) - tied.count(None), tied.count(True)
+    if decided == 0:
+        return f"The choice of the {len(tied)} nearest public models is not known."
+    if decided == 1:
+        return f"The only near public model whose choice is known {'ties' if ties else 'does not tie'}."
     models = f"the {decided} nearest public models"
     if decided < len(tied):
         models += " whose choice is known"

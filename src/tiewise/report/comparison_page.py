@@ -40,7 +40,7 @@ def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
     Raises:
         RunError: the file cannot be written.
     """
-    return write_result(render(comparison), path, "--out")
+    return write_result(render(comparison), path, "out")
 
 
 def render(comparison: Comparison) -> str:

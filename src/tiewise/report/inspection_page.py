@@ -18,7 +18,7 @@ def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], com
     Raises:
         RunError: the file cannot be written.
     """
-    return write_result(inspection_page(inspection, command), Path(folder) / "report.html", "--out")
+    return write_result(inspection_page(inspection, command), Path(folder) / "report.html", "out")
 
 
 def inspection_page(inspection: Inspection, command: str) -> str:

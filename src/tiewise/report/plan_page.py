@@ -56,7 +56,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:
     Raises:
         RunError: the file cannot be written.
     """
-    return write_result(render(plan, command), path, "--plot")
+    return write_result(render(plan, command), path, "plot")
 
 
 def render(plan: Plan, command: str) -> str:
@@ -118,7 +118,7 @@ def _outcome(choice: Record) -> str:
         show = _about(plan_rows.short)
     outcome = f"{show(total)} parameters"
     if saved > 0:
-        show_share = _about_if(is_estimated, plan_rows.percent)
+        show_share = _about_if(is_estimated, plan_rows.percent_to_tenths)
         outcome += f", {show_share(share)} fewer than untied and unshared"
     return outcome
 
@@ -134,7 +134,7 @@ def model_panels(plan: Plan) -> list[Panel]:
 def share_panel(record: Record) -> Panel:
     """Draw the share of every group of components in the total, by choice."""
     shares = {name: _shares_of_groups(choice["parameters"]) for name, choice in _choices(record).items()}
-    show = _about_if(record["model"]["estimated"], plan_rows.percent)
+    show = _about_if(record["model"]["estimated"], plan_rows.percent_to_tenths)
     why = "A table at both ends is counted once."
     panel = stacked(shares, "Shares of the whole", "share of all parameters", show, why)
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")

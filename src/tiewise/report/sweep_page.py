@@ -225,7 +225,7 @@ def write_sweep(study: Study, command: str) -> Path:
     Raises:
         RunError: the file cannot be written.
     """
-    return write_result(render(study, command), study.folder / REPORT, "--out")
+    return write_result(render(study, command), study.folder / REPORT, "out")
 
 
 def sweep_view(study: Study) -> Group:

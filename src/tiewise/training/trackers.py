@@ -41,7 +41,8 @@ def require_trackers(names: Sequence[str]) -> None:
     require_packages(names)
     for callback in integrations.get_reporting_integration_callbacks(ALL if ALL in names else list(names)):
         try:
-            callback()
+            with without_tracker_output(names):
+                callback()
         except (ImportError, RuntimeError) as error:
             problem = f"{callback.__name__} cannot start: {one_line_message(error)}"
             raise RunError(problem, f"set the tracker up, or leave it out of {written_option('report_to')}") from None

@@ -203,20 +203,38 @@ def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
 @pytest.mark.parametrize(
     ("share", "whole", "said"),
     [
-        ((0.68, 0.72), (0.7, 0.3), "the head's gradient is larger; over the whole text both point the same way"),
-        ((0.28, 0.32), (0.3, -0.5), "the lookup's gradient is larger; over the whole text they are opposed"),
-        ((0.48, 0.52), (0.5, 0.05), "no larger gradient detected; over the whole text their directions are unrelated"),
+        (
+            (0.68, 0.72),
+            (0.7, 0.3),
+            "the head's gradient is larger; both point the same way (cosine 0.300)",
+        ),
+        (
+            (0.28, 0.32),
+            (0.3, -0.5),
+            "the lookup's gradient is larger; they are opposed (cosine −0.500)",
+        ),
+        (
+            (0.28, 0.32),
+            (0.3, -0.008),
+            "the lookup's gradient is larger; both are nearly perpendicular (cosine −0.008)",
+        ),
+        (
+            (0.48, 0.52),
+            (0.5, 0.06),
+            "no larger gradient detected; their directions are unrelated (cosine 0.060)",
+        ),
         ((0.68, 0.72), (0.7, math.nan), "the head's gradient is larger; the two tables are separate"),
         ((math.nan, math.nan), (math.nan, math.nan), "both gradients are zero on this text"),
     ],
 )
 def test_answer_names_the_stronger_path_and_the_agreement_of_both(share, whole, said):
-    assert answer(Quantity("", whole[0], *share), uniform_row_sums(*whole).split(), (-0.1, 0.1)) == said
+    printed = answer(Quantity("", whole[0], *share), uniform_row_sums(*whole).split(), (-0.1, 0.1))
+    assert printed.replace("over the whole text ", "") == said
 
 
 def test_measurement_of_reports_batches_text_and_step_without_empty_bins():
     found = measurement_of(paths())
-    assert found.answer == "the head's gradient is larger; over the whole text both point the same way"
+    assert found.answer.startswith("the head's gradient is larger; over the whole text both point the same way (")
     cosine = found["cosine of the two paths per batch"]
     assert (cosine.chance, cosine.speaks) == (0.0, ONE)
     assert replace(cosine, value=-0.3, low=-0.4, high=-0.2).speaks == NEITHER

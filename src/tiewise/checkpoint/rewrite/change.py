@@ -218,17 +218,6 @@ def measure_movement(outputs: Pair | None, inputs: Pair | None) -> Movement:
     return Movement(logits, input_rows, f"every row of the {' and the '.join(names)} table{at}")
 
 
-def percent(share: float) -> str:
-    """Return a share in per cent with at least two significant digits.
-
-    >>> percent(0.6243), percent(0.00345), percent(1.4)
-    ('62 %', '0.34 %', '140 %')
-    """
-    if share >= 0.1:
-        return f"{share:.0%}".replace("%", " %")
-    return f"{100 * share:.2g} %"
-
-
 def share_lost(pair: Pair) -> float:
     """Return ‖old − new‖ / ‖old‖ of a table, in the Frobenius norm."""
     old, new = pair

@@ -20,7 +20,7 @@ from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder
-from tiewise.checkpoint.rewrite.change import Change, percent
+from tiewise.checkpoint.rewrite.change import Change
 from tiewise.checkpoint.rewrite.file_plan import FilePlan, plan_files
 from tiewise.checkpoint.rewrite.file_writing import write_files
 from tiewise.checkpoint.rewrite.new_folder import cannot_write, destination, rename_to_destination, temporary_folder
@@ -31,6 +31,7 @@ from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import format_bytes
+from tiewise.core.measurement import percent
 from tiewise.core.records import to_record
 from tiewise.core.result import PrintedResult, Row
 

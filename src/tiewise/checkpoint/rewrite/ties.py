@@ -27,7 +27,6 @@ from tiewise.checkpoint.rewrite.change import (
     Rows,
     TableRows,
     measure_movement,
-    percent,
     refuse,
     require_plain_head,
     share_lost,
@@ -37,6 +36,7 @@ from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.measurement import percent
 
 COPIED = Movement(0.0, 0.0, "nothing: new tensors are copies of stored ones, which keep their bytes")
 

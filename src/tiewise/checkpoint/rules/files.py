@@ -20,6 +20,7 @@ from tiewise.checkpoint.rules.rule import (
 )
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import LEADS_OUTSIDE, short
+from tiewise.core.errors import to_printable
 
 _SHARD_FILE = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
@@ -55,7 +56,7 @@ def _unreadable_files(facts: Facts) -> Observations:
 def _unreadable_file(fault: Fault, facts: Facts) -> Observation:
     """Return the finding about one file; links that the user may allow are errors."""
     where, problem = short(fault.file), _without_path(fault, facts.folder)
-    if not fault.problem.endswith(LEADS_OUTSIDE):
+    if problem != to_printable(f"{fault.file}: {LEADS_OUTSIDE}"):
         return Observation(where, problem, fault.remedy)
     follow = f"if you trust the link: tiewise check {shlex.quote(str(facts.path))} --follow-links"
     problem = f"{where} is a link to a file outside the folder, and was not read"
@@ -138,7 +139,7 @@ def _missing_index(folder: Folder) -> Observations:
         return
     shard_files = list(filter(_SHARD_FILE.fullmatch, folder.headers))
     if shard_files:
-        problem = f"the index of {counted(len(shard_files), 'shard')} is missing, so transformers finds no weights"
+        problem = f"the index of {counted(len(shard_files), 'shard file')} is missing, so transformers finds no weights"
         problem += f" ({names(shard_files)})"
         yield INDEX, problem, "download the index, or write the checkpoint again"
     elif isinstance(folder.config.get("model_type"), str):
@@ -175,7 +176,7 @@ def _in_other_files(facts: Facts, elsewhere: list[str], file: str) -> Observatio
     Args:
         file: shard file to which the index maps the first of them.
     """
-    problem = f"the index names the wrong shard for {counted(len(elsewhere), 'tensor')} ({names(elsewhere)})"
+    problem = f"the index names the wrong shard file for {counted(len(elsewhere), 'tensor')} ({names(elsewhere)})"
     return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
 
@@ -191,10 +192,10 @@ def _in_no_file(facts: Facts, lost: list[str]) -> Observation:
 
     It can be repaired if the only such tensor is the head of a tied model.
     """
-    problem = f"the index names {counted(len(lost), 'tensor')} that no shard stores ({names(lost)})"
+    problem = f"the index names {counted(len(lost), 'tensor')} that no shard file stores ({names(lost)})"
     if facts.claims.tied is True and lost == [facts.roles.output_name]:
         return Observation(INDEX, problem, facts.command("repair"), True, severity="error")
-    remedy = "download the shards again, or their index"
+    remedy = "download the shard files again, or their index"
     return Observation(INDEX, problem, remedy, severity="error")
 
 
@@ -292,7 +293,7 @@ def _copy_in_file(facts: Facts, copy: Stored) -> Observation:
     """
     first = facts.folder.tensors[copy.name]  # the tensor that loaders should take
     how, is_safe = "The two were not compared", False
-    remedy = "find out which one was trained, and write the shards again"
+    remedy = "find out which one was trained, and write the shard files again"
     if facts.scan:
         is_safe = facts.are_equal(copy, first)
         how = "The two differ"
@@ -300,7 +301,7 @@ def _copy_in_file(facts: Facts, copy: Stored) -> Observation:
         how = "The two are equal"
         remedy = facts.command("repair")
     name = short(copy.name)
-    problem = f"two shards store {name}, {short(copy.path.name)} and {short(first.path.name)}"
+    problem = f"two shard files store {name}, {short(copy.path.name)} and {short(first.path.name)}"
     choice = "no index names one of them"
     if (facts.folder.weight_map or {}).get(copy.name) == first.path.name:
         choice = "the index names the second"

@@ -43,6 +43,7 @@ from tiewise.training.data.tokenizer import Ids
 PERMUTATIONS = 19
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HISTOGRAM = 20  # bins of the histogram of shares
+NEARLY_PERPENDICULAR = 0.05  # absolute cosine below which gradients are called so: within 3 degrees of a right angle
 TOP = 20  # most rows that are listed
 SIZES = tuple(2**k for k in range(13))  # windows per batch
 SHARE = "head path's share"
@@ -245,12 +246,20 @@ def answer(share: Quantity, full_text: PathSplit, null: tuple[float, float]) -> 
     longer = longer_path(share)
     if not math.isfinite(full_text.cosine):
         return f"{longer}; the two tables are separate"
+    directions = _directions_in_words(full_text.cosine, null)
+    return f"{longer}; over the whole text {directions} (cosine {plain(full_text.cosine, 3)})"
+
+
+def _directions_in_words(cosine: float, null: tuple[float, float]) -> str:
+    """Return how the gradients of both paths relate; `null` is the range of cosines by chance."""
     lowest, highest = null
-    if full_text.cosine > highest:
-        return f"{longer}; over the whole text both point the same way"
-    if lowest <= full_text.cosine <= highest:
-        return f"{longer}; over the whole text their directions are unrelated"
-    return f"{longer}; over the whole text they are opposed"
+    if abs(cosine) < NEARLY_PERPENDICULAR:
+        return "both are nearly perpendicular"
+    if lowest <= cosine <= highest:
+        return "their directions are unrelated"
+    if cosine > 0:
+        return "both point the same way"
+    return "they are opposed"
 
 
 @dataclass(frozen=True)

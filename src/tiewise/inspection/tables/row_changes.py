@@ -22,12 +22,11 @@ import numpy as np
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.rewrite.change import percent
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, require_path
-from tiewise.core.measurement import Listing, Measurement, Quantity, count, plain, visible
+from tiewise.core.measurement import Listing, Measurement, Quantity, count, percent, plain, visible
 from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable
 from tiewise.inspection.tables.token_texts import read_as

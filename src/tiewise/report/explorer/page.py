@@ -94,7 +94,7 @@ class Explorer:
         linked = self.html
         for index, report in enumerate(self.reports):
             linked = linked.replace(f'"{report_mark(index)}"', json.dumps(_address_from(target, report)))
-        return write_result(linked, target, "--out")
+        return write_result(linked, target, "out")
 
 
 def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:

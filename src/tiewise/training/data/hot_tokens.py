@@ -95,7 +95,7 @@ class HotTokens(PrintedResult):
             data = buffer.getvalue()
         else:
             data = json.dumps(self.record()).encode()
-        write_result(data, path, "--to")
+        write_result(data, path, "to")
 
     def _as_eagle_maps(self) -> bytes:
         """Return the safetensors maps of an EAGLE-3 draft: d2t offsets [N], t2d marks [V]."""

@@ -29,7 +29,6 @@ from tiewise.checkpoint.rewrite.change import (
     Movement,
     NewTensor,
     Rows,
-    percent,
     require_plain_head,
 )
 from tiewise.checkpoint.rewrite.low_rank import Errors, LowRankFactors, low_rank, memory_needed
@@ -43,6 +42,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import format_bytes
+from tiewise.core.measurement import percent
 from tiewise.core.progress import progress_of
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, frequency_bins
