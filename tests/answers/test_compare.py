@@ -7,6 +7,7 @@ import pytest
 
 from tests.answers import describe, texts
 from tests.answers.compare import COMMITTED, ONE_MACHINE, differences, same
+from tiewise.training.compare import environment
 
 EXACT, TRAINED, WORDS = (COMMITTED[name] for name in ("exact", "trained", "words"))
 ANSWER = {
@@ -157,3 +158,9 @@ def test_same_accepts_full_precision_number_with_one_digit_less():
     assert same("cell,0.26666704739133484", "cell,0.2666670473913349", EXACT)
     assert not same("cell,0.26666704739133484", "cell,0.26667", EXACT)
     assert not same("cell,0.26666704739133484", "cell,0.2667670473913349", EXACT)
+
+
+def test_normalised_replaces_the_names_of_the_machine(tmp_path):
+    machine = environment()
+    text = f"on {machine['processor']} with {machine['platform']}"
+    assert texts.normalised(text, tmp_path) == "on PROCESSOR with PLATFORM"
