@@ -3,8 +3,8 @@
 python -m benchmarks.findings runs/wikitext-2 runs/war-and-peace
 
 Each folder holds a comparison and, in `inspected`, the result of `tiewise inspect --only
-which_end,gradients_over_training`; docs/dev/details.md has the commands. They took eight minutes on one core. This script
-writes benchmarks/results/findings.md.
+which_end,gradients_over_training`; docs/dev/details.md has the commands. They took eight minutes on one core. This
+script writes benchmarks/results/findings.md.
 """
 
 from __future__ import annotations
