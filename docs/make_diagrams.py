@@ -1,4 +1,4 @@
-"""Write the five diagrams of the Ideas pages as SVG files in docs: `python docs/make_diagrams.py`.
+"""Write the diagrams of the Ideas pages as SVG files in docs: `python docs/make_diagrams.py`.
 
 Each is at most 440 units wide with letters of 13 or more, so that a phone, 360 points wide, shows them at 10 or more.
 Each has a white background, so that it also looks right on a dark page.
@@ -7,6 +7,7 @@ Each has a white background, so that it also looks right on a dark page.
 from pathlib import Path
 
 from tiewise.core.measurement import COLOURS, PATHS
+from tiewise.planning.ledger import Result, results
 
 INK, PALE, LINE, BOX_FILL = "#22252b", "#5d626d", "#c9c4ba", "#f6f4f0"
 TABLE = "#e7eef8"
@@ -184,7 +185,55 @@ def decide() -> str:
     return diagram("From a model to a choice", 494, *parts, box(20, 436, 172, 44, "stay untied", fill=TABLE))
 
 
+def scores(metric: str) -> dict[str, float]:
+    """Return the scores of Table 2 of the ALBERT paper by model."""
+    return {result.model: result.value for result in results(metric) if result.source.endswith("Table 2")}
+
+
+def albert_scores() -> str:
+    """Draw BERTs and ALBERTs by their scores on GLUE tasks and on SQuAD, a line for each family."""
+    squad = scores("SQuAD 2.0, dev F1, %")
+    mnli, sst = scores("MNLI, dev accuracy, %"), scores("SST-2, dev accuracy, %")
+    place = {}
+    for model, points in squad.items():
+        glue = (mnli[model] + sst[model]) / 2
+        place[model] = (64 + (glue - 85) * 48, 300 - (points - 79) * 27)
+    axes = [f'<path d="M64 38V300H410" stroke="{LINE}" fill="none"/>']
+    for mark in range(86, 93, 2):
+        axes.append(text(64 + (mark - 85) * 48, 320, str(mark), anchor="middle"))
+    for mark in range(80, 89, 2):
+        axes.append(text(56, 304 - (mark - 79) * 27, str(mark), anchor="end"))
+    axes.append(text(64, 24, "SQuAD 2.0, F1"))
+    axes.append(text(410, 344, "mean of MNLI and SST-2, accuracy in %", anchor="end"))
+    return diagram("Published scores of BERT and ALBERT on GLUE tasks and SQuAD", 358, *axes, *score_lines(place))
+
+
+def score_lines(place: dict[str, tuple[float, float]]) -> list[str]:
+    """Return the line, points and labels of each family; `place` has the position of each model."""
+    parts = []
+    sizes = {result.model: millions(result) for result in results("SQuAD 2.0, dev F1, %")}
+    for family, ink in (("BERT", HEAD), ("ALBERT", LOOKUP)):
+        members = [model for model in place if model.startswith(f"{family}-")]
+        path = "L".join(f"{place[model][0]:.1f} {place[model][1]:.1f}" for model in members)
+        parts.append(f'<path d="M{path}" stroke="{ink}" stroke-width="1.6" fill="none" stroke-dasharray="5 4"/>')
+        for model in members:
+            x, y = place[model]
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{ink}"/>')
+            # a label is above its point and left of it; below and to the right for BERTs and the leftmost point
+            is_below = family == "BERT" or x < 150
+            end, shift = ("start", 19) if is_below else ("end", -9)
+            parts.append(text(round(x, 1), round(y + shift, 1), f"{model} {sizes[model]}", ink, end))
+    return parts
+
+
+def millions(result: Result) -> str:
+    """Return the parameters that the paper prints: 18M."""
+    assert result.parameters_printed is not None
+    return f"{result.parameters_printed // 10**6}M"
+
+
 DRAWINGS = {
+    "albert-scores": albert_scores,
     "decide": decide,
     "tied-pass": tied_pass,
     "two-widths": two_widths,

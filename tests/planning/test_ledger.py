@@ -15,7 +15,7 @@ def test_every_ledger_result_has_a_source_and_a_check():
 
 def test_results_filters_by_metric():
     assert {r.metric for r in results(ALBERT_AVERAGE)} == {"Avg"}
-    assert len(results(ALBERT_AVERAGE)) == 12
+    assert len(results(ALBERT_AVERAGE)) == 14
     assert results("nothing") == ()
 
 
