@@ -116,7 +116,10 @@ def test_share_of_a_call_trains_every_arm_with_each_sharing(share, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"share": "all"}, "share with model = 'llama'.*add recipe='albert-small', say, or leave share out"),
+        (
+            {"share": "all"},
+            "share needs an ALBERT, and model = 'llama'; add recipe='albert-small'",
+        ),
         ({"share": 3, "recipe": "albert-small"}, 'share must be text or a list of text, not 3; write share="none,all"'),
         ({"share": "al", "recipe": "albert-small"}, "unknown sharing 'al'.*did you mean all"),
         (

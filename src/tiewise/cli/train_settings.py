@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiewise.cli import options as o
-from tiewise.core.errors import RunError
-from tiewise.core.spec import split_specs
+from tiewise.core.errors import RunError, SpecError
+from tiewise.core.spec import BoundarySpec, split_specs
 
 if TYPE_CHECKING:
     from tiewise.training.settings import Settings
@@ -69,7 +69,7 @@ def _option_record(parameters: _Record, single: bool) -> _Record:
     record = {name: parameters[name] for name in OPTIONS if parameters.get(name) is not None}
     arms = parameters["boundary"] if single else parameters["arms"]
     if arms is not None:
-        record["arms"] = [arms] if single else split_specs(arms)
+        record["arms"] = _arms_of_single_run(arms) if single else split_specs(arms)
     if parameters["recipe"] is not None:
         from tiewise.training.settings import recipe
 
@@ -78,6 +78,19 @@ def _option_record(parameters: _Record, single: bool) -> _Record:
     if texts:
         record["text"] = texts
     return record
+
+
+def _arms_of_single_run(boundary: str) -> list[str]:
+    """Return the boundary of a run as its only arm.
+
+    A boundary may have a comma in it, such as projected:300,untied. A list of boundaries gives several arms, which
+    `Settings.checked` refuses.
+    """
+    try:
+        BoundarySpec.parse(boundary)
+    except SpecError:
+        return split_specs(boundary)
+    return [boundary]
 
 
 def _refuse_with_resume(out: Path, parameters: _Record, options: _Record) -> None:

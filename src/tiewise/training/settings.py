@@ -172,7 +172,7 @@ class Settings:
         """Raise RunError for settings that only a comparison can have."""
         if len(self.arms) != 1:
             problem = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
-            raise RunError(problem, "name one, or compare")
+            raise RunError(problem, "name one, or use tiewise compare")
         for name in ("minutes", "match", "tune", "backend"):
             if getattr(self, name) != getattr(Settings, name):
                 raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
@@ -236,7 +236,7 @@ def with_sharings(settings: Settings, share: str | Sequence[str] | None) -> Sett
         return settings
     option = written_option("share")
     if not hasattr(settings.kind_options, "shared_arms"):
-        problem = f"{option} with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
+        problem = f"{option} needs an ALBERT, and model = {settings.model!r}"
         raise RunError(problem, f"add {written_option('recipe', 'albert-small')}, say, or leave {option} out")
     sharings = split_specs(share) if isinstance(share, str) else share
     if not isinstance(sharings, list | tuple) or not all(isinstance(each, str) for each in sharings):

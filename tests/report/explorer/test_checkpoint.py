@@ -302,7 +302,7 @@ def test_explore_refuses_unreadable_checkpoints_words_and_texts(tmp_path, folder
         (CheckpointError, "pickled weights alone", [tmp_path], {}),
         (CheckpointError, "no such file", [tmp_path / "nowhere"], {}),
         (DataError, "token 257", [folder], {"words": ["#257"]}),
-        (RunError, "a text to count, and no checkpoint", [], {"texts": ["builtin"]}),
+        (RunError, "text needs a checkpoint, whose tokens are counted in the text", [], {"texts": ["builtin"]}),
         (DataError, "nowhere", [folder], {"texts": [str(tmp_path / "nowhere.txt")]}),
         (DataError, "holds no tokenizer", [llama(tmp_path / "bare", False, rows=V)], {"texts": ["builtin"]}),
     ):

@@ -28,6 +28,7 @@ from tiewise.checkpoint.claims import usual_names
 from tiewise.core.errors import RunError, require_path
 from tiewise.core.files import format_bytes, write_result
 from tiewise.core.measurement import COLOURS, DIVERGING, PATHS, PLACES, count, plain
+from tiewise.core.written_options import written_option
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find, models
 from tiewise.planning.costs import DTYPES, training_bytes
@@ -90,7 +91,8 @@ class Explorer:
         """
         target = Path(path)
         if target.exists() and not overwrite:
-            raise RunError(f"{target} exists", "choose another place, or replace it with --overwrite")
+            remedy = f"choose another place, or replace it with {written_option('overwrite', True)}"
+            raise RunError(f"{target} exists", remedy)
         linked = self.html
         for index, report in enumerate(self.reports):
             linked = linked.replace(f'"{report_mark(index)}"', json.dumps(_address_from(target, report)))
@@ -123,9 +125,11 @@ def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (),
     """
     comparisons, models = _comparisons_and_models(sources)
     if len(models) > 1:
-        raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
+        problem = f"explore shows one checkpoint, not {len(models)}"
+        raise RunError(problem, "give one, or compare two with `tiewise inspect`")
     if texts and not models:
-        raise RunError("a text to count, and no checkpoint", "name the checkpoint whose tokens are counted in it")
+        problem = f"{written_option('text')} needs a checkpoint, whose tokens are counted in the text"
+        raise RunError(problem, "name the folder of one")
     part = None
     if models:
         part = _part_of(models[0], words, texts, tokenizer)
