@@ -105,14 +105,14 @@ class BoundarySpec:
         {"projected": ("in",)},
         map_kind,
         r"`in=linear\|none`",
-        "whether a map stands behind the lookup",
+        "a map after the lookup, or none",
     )
     out_map: bool | None = argument(
         None,
         {"projected": ("out",)},
         map_kind,
         r"`out=linear\|none`",
-        "whether a map stands before the head; with `untied` and `none` the output table is [V, D]",
+        "a map before the head, or none; with `untied` and `none` the output table is [V, D]",
     )
     two_tables: bool = argument(False, {"projected": ("untied",)}, None, "`untied`", "two tables")
     penalty: float = argument(  # as printed (Press & Wolf 2017, §3)
@@ -136,7 +136,7 @@ class BoundarySpec:
         {"projected": ("out_bias",)},
         None,
         "`out_bias`",
-        "a bias [E] behind P_out, as the authors' code has; no plain tables do the same, so `factor --undo` refuses it",
+        "a bias [E] after P_out, as the authors' code has; no plain tables do the same, so `factor --undo` refuses it",
         changes=LOGITS,
         backends=BACKENDS - STORED,
         other_tools=NEVER,
