@@ -11,7 +11,7 @@ rate; the lens uses an average of the last steps. A rate that falls to zero woul
 not converged.
 
 The results are KL(final ‖ lens) on held-out windows, with the chance levels of three fixed distributions. See
-docs/lens.md.
+docs/inspect.md.
 """
 
 from __future__ import annotations
