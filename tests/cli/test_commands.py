@@ -53,7 +53,7 @@ def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compa
     size = sum(path.stat().st_size for path in (run / "dense").iterdir())
     assert result.out.splitlines()[-2] == (
         f"models: run/ARM/seed-N/final; {name} loads with tiewise.load, "
-        f"dense beside it ({size / 1000:.1f} kB) with any transformers"
+        f"its copy with plain tables in dense/ ({size / 1000:.1f} kB) loads with any transformers"
     )
     tied = tmp_path / "run" / "tied" / "seed-1"
     assert not (tied / "dense").exists()

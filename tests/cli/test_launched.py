@@ -174,7 +174,7 @@ def test_ctrl_c_during_text_preparation_leaves_no_files(tmp_path, text, count):
         (["--tp=2", "--fsdp=2"], "--tp 2 --fsdp 2 and 2 processes; start 4, or a multiple: torchrun"),
         (["--fsdp=2", "--tables=some"], "--tables some; choose one of auto, keep, gather"),
         (["--tables=keep"], "--tables keep without --fsdp; leave it out"),
-        (["--tp=2", "--tables=gather"], "--tables gather beside --tp, which spreads them; leave it out"),
+        (["--tp=2", "--tables=gather"], "--tables gather with --tp, which spreads them; leave it out"),
         (["--tp=0"], "--tp 0; give numbers of processes, from 1"),
         (["--tp=2", "--set=heads=1"], "2 ranks of tensor parallelism do not divide num_attention_heads=1; choose"),
         (["--tp=2", "--recipe=albert-small"], "--tp in an ALBERT run; leave it out"),

@@ -99,7 +99,7 @@ OPTIONS = {
     "--launcher=ray --jobs=0": "jobs = '0'",
     "--element=0 --tune": "tune with --element 0, which trains nothing",
     "--element=0 --set=tune=true": "leave tune out, or use --launcher ray",
-    "--element=1": "--element 1; give only --out a/run --resume beside it",
+    "--element=1": "--element 1; give no option but --out a/run --resume with it",
     "--sparkle": "no option --sparkle; did you mean --share? see ",
     "--out": "--out needs a value; see ",
     "more less": "unexpected argument: less; see ",

@@ -137,5 +137,5 @@ def test_read_tokens_refuses_a_tokenizer_of_another_model(tmp_path):
 
 def test_read_tokens_names_the_file_that_replaces_a_damaged_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{nope")
-    with pytest.raises(DataError, match=r"put the model's own tokenizer\.json beside its weights"):
+    with pytest.raises(DataError, match=r"put the model's own tokenizer\.json into its folder"):
         read_tokens(tmp_path, ["builtin"], 20)

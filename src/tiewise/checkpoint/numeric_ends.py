@@ -207,7 +207,7 @@ def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
     for other in copies:
         if not facts.are_equal(table, other):
             problem = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
-            raise CheckpointError(problem, "find out which one was trained, and store only that one")
+            raise CheckpointError(problem, "find out which copy was trained, and store only that one")
     return copies
 
 

@@ -203,4 +203,4 @@ def refuse_with_element(element: int, out: Path, launcher: str, parameters: dict
         if resume:
             raise RunError("--element 0 with --resume", f"{out} is prepared; give a number from 1")
     elif not resume or launcher != "local":
-        raise RunError(f"--element {element}", f"give only --out {out} --resume beside it")
+        raise RunError(f"--element {element}", f"give no option but --out {out} --resume with it")

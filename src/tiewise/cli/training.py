@@ -280,8 +280,8 @@ def _print_paper_figures(trained: SingleRun) -> None:
 def heal(**parameters: Any) -> None:
     """Train a rewritten model to recover what it lost, and measure how much.
 
-    It may be tied, factored, trimmed or transplanted. It learns its original's probabilities of every next token; with
-    another vocabulary, the text.
+    It may be tied, factored, trimmed or transplanted. It learns to give every next
+    token the probability that its original gives it. With another vocabulary it learns from the text alone.
     """
     from tiewise.cli.train_command import carry_out_command, upload
 

@@ -123,7 +123,7 @@ def _check(fsdp: int, tp: int, tables: str) -> None:
     if tables not in TABLES:
         raise RunError(f"--tables {tables}", suggest_choices(tables, TABLES))
     if tables != AUTO and (fsdp == 1 or tp > 1):
-        where = "beside --tp, which spreads them" if tp > 1 else "without --fsdp"
+        where = "with --tp, which spreads them" if tp > 1 else "without --fsdp"
         raise RunError(f"--tables {tables} {where}", "leave it out")
     options = " ".join(f"--{name} {value}" for name, value in (("tp", tp), ("fsdp", fsdp)) if value != 1)
     if min(fsdp, tp) < 1:

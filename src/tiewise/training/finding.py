@@ -213,7 +213,8 @@ def _power(comparison: Comparison, arm: str) -> str:
     if d is None or d.low is None or d.detected:
         return ""
     least = f"{plain(d.detectable, _digits(d))} nats/token"
-    return f"{arm}: {d.n} seeds detect a true difference of {least} in 80 of 100 repetitions; more seeds detect less."
+    power = f"{d.n} seeds detect a true difference of {least} in 80 of 100 repetitions"
+    return f"{arm}: {power}; more seeds detect smaller differences."
 
 
 def _by_frequency(comparison: Comparison, arm: str) -> str:

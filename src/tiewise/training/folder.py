@@ -191,7 +191,9 @@ def how_it_loads(run: Path) -> str:
     if config.get("model_type") != MODEL_TYPE:
         return ""
     dense = sum(path.stat().st_size for path in (run / DENSE).glob("*"))
-    other = f", {DENSE} beside it ({format_bytes(dense)}) with any transformers" if dense else ""
+    other = (
+        f"; its copy with plain tables in {DENSE}/ ({format_bytes(dense)}) loads with any transformers" if dense else ""
+    )
     return f"loads with tiewise.load{other}"
 
 

@@ -236,7 +236,7 @@ NOT_PLAIN = ("factored:4+encoder=apart", "tied+bias+encoder=apart", "tied+untie_
         ({"noise": 0.9, "span": 1.0}, "18 runs of 18 hidden tokens do not fit into rows of 20; use less noise"),
         ({"heads": 3}, "3 heads do not divide width 16"),
         ({"match": "parameters"}, "match = 'parameters' in an encoder-decoder's run"),
-        *(({"arms": (arm,)}, "an encoder's own table stands beside plain tables") for arm in NOT_PLAIN),
+        *(({"arms": (arm,)}, "a separate encoder table needs plain tables") for arm in NOT_PLAIN),
     ],
 )
 def test_seq2seq_settings_refuse_invalid_values(changes, says, settings):

@@ -20,7 +20,7 @@
 # files.py
 #     B001  fatal    every file can be read, and every header describes exactly its file
 #     B002  fatal    the index and the shard files name the same tensors
-#     B003  warning  total_size is right, and no older weights lie beside the checkpoint
+#     B003  warning  total_size is right, and the folder holds no older weights
 #     B004  error    no name is in two shard files
 #
 # flags.py
@@ -40,7 +40,7 @@
 # quantisation.py
 #     B050  error    a quantisation treats both ends of a tied pair alike
 #     B051  warning  what a quantisation leaves alone are modules of the model
-#     B052  warning  a packed head has its scale beside it, and is read with it
+#     B052  warning  a packed head is stored with its scale, and is read with it
 #     B053  warning  a quantisation that is to come packs both ends of a tied pair, or neither
 #     B054  error    both ends are packed as the quantisation says
 #

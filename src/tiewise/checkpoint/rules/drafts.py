@@ -190,15 +190,15 @@ def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64
 
 @rule("B084", "error", "a draft has the rows that its config and its target say", kind="draft")
 def draft_sizes(facts: Facts) -> Observations:
-    """The head and d2t have a row for each of draft_vocab_size tokens. The input table and t2d have one for each of
-    vocab_size. A draft without an input table looks tokens up in the target's, or reads its hidden states (Medusa), and
-    must be as wide. A config with draft_vocab_size promises a head. If none is stored and the flag is false, SGLang
-    leaves it random and accepts no draft (sglang#27908). EAGLE and EAGLE-2 state no such size, and all engines give
-    them the target's head. Each head of Medusa has a row for every token, or for each of truncated_vocab_size with a
-    token_map. Engines refuse other shapes, or copy what fits. Models of one family pad one vocabulary to different
-    sizes (Qwen 2.5 has 151,936 rows up to 3B and 152,064 from 7B on, for 151,665 tokens): engines that compare sizes
-    refuse such a pair, and users edit configs by hand. That is safe if no token has a row that only one of the two has;
-    the tokenizer shows it.
+    """The head and d2t have a row for each of draft_vocab_size tokens. The input table and t2d have a row for each of
+    vocab_size tokens. A draft without an input table looks tokens up in the target's, or reads its hidden states
+    (Medusa), and must be as wide. A config with draft_vocab_size promises a head. If none is stored and the flag is
+    false, SGLang leaves it random and accepts no draft (sglang#27908). EAGLE and EAGLE-2 state no such size, and all
+    engines give them the target's head. Each head of Medusa has a row for every token, or for each of
+    truncated_vocab_size with a token_map. Engines refuse other shapes, or copy what fits. Models of one family pad one
+    vocabulary to different sizes (Qwen 2.5 has 151,936 rows up to 3B and 152,064 from 7B on, for 151,665 tokens):
+    engines that compare sizes refuse such a pair, and users edit configs by hand. That is safe if no token has a row
+    that only one of the two has; the tokenizer shows it.
     What to do: export the draft again; pad the smaller of the two with rows of zeros.
     Sources: SpecForge#76; SpecForge#602; sglang#27908; vllm#28549; vllm#42775; vllm#7252; vllm#13849; sglang
     llama_eagle3.py, vllm medusa.py (01dbb08), Medusa medusa_model.py (e2a5d20) (read)

@@ -212,7 +212,7 @@ def _not_in_their_file(folder: Folder, weight_map: dict[str, str]) -> list[str]:
     return misplaced
 
 
-@rule("B003", "warning", "total_size is right, and no older weights lie beside the checkpoint")
+@rule("B003", "warning", "total_size is right, and the folder holds no older weights")
 def stale(facts: Facts) -> Observations:
     """The index states the bytes of all tensors. A wrong number is harmless to most loaders. It shows that the file was
     edited, or is older than a rewrite. Some tools also read files of weights that the index does not name: mlx-lm takes
@@ -293,7 +293,7 @@ def _copy_in_file(facts: Facts, copy: Stored) -> Observation:
     """
     first = facts.folder.tensors[copy.name]  # the tensor that loaders should take
     how, is_safe = "The two were not compared", False
-    remedy = "find out which one was trained, and write the shard files again"
+    remedy = "find out which copy was trained, and write the shard files again"
     if facts.scan:
         is_safe = facts.are_equal(copy, first)
         how = "The two differ"

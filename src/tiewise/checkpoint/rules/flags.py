@@ -219,20 +219,20 @@ def _t5_input_tables(facts: Facts) -> Observations:
             where = short(other.name)
             problem = "two different input tables are stored, and this family has one"
             problem += f". {short(first.name)} and {where}: {difference(alike)}"
-            yield where, problem, "find out which one was trained, and store only that one"
+            yield where, problem, "find out which copy was trained, and store only that one"
 
 
 @rule("B080", "warning", "every loader makes the same model of it")
 def loaders_disagree(facts: Facts) -> Observations:
     """Loaders use different evidence for the tie. transformers reads the flag of one level of the config, vLLM that of
     any level. llama.cpp mostly looks at the stored tensors. mlx-lm reads the flag, with other defaults. Each has models
-    that are exceptions. One folder can thus be two models, or a random one. The table of loaders in the report says
-    what each loader does, for which versions, and whether that was run or read in its source and threads. The finding
-    is a note if a server refuses to load the checkpoint, or if another version of the loader is right. It is a warning
-    if a loader makes another model, or if an older version draws something at random. It is an error if no version of
-    transformers loads it, or if a loader draws something at random in every version. If another rule names the cause,
-    its repair settles this finding too. Some cases are faults of the loader: llama.cpp skips a separate head of Gemma 2
-    (llama.cpp#9065), and no stock loader knows tiewise's factored tables.
+    that are exceptions. So one folder may load as two different models, or partly at random. The table of loaders in
+    the report says what each loader does, for which versions, and whether that was run or read in its source and
+    threads. The finding is a note if a server refuses to load the checkpoint, or if another version of the loader is
+    right. It is a warning if a loader makes another model, or if an older version draws something at random. It is an
+    error if no version of transformers loads it, or if a loader draws something at random in every version. If another
+    rule names the cause, its repair settles this finding too. Some cases are faults of the loader: llama.cpp skips a
+    separate head of Gemma 2 (llama.cpp#9065), and no stock loader knows tiewise's factored tables.
     What to do: repair the causes; if only the loader is wrong, use another, or make one table (`tiewise tie`).
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """

@@ -187,7 +187,7 @@ def _replaced_default(where: str, entries: list[str], method: str, head: End) ->
     yield where, problem, f'add "{short(head.module)}" to it'
 
 
-@rule("B052", "warning", "a packed head has its scale beside it, and is read with it")
+@rule("B052", "warning", "a packed head is stored with its scale, and is read with it")
 def scale_lost(facts: Facts) -> Observations:
     """fp8 and int8 numbers have a meaning only if they are multiplied by their scale. Without a stored scale, a loader
     takes the numbers unscaled: logits have another size, rows another rank, and no message appears. That is an error if

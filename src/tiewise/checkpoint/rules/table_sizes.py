@@ -269,7 +269,7 @@ def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
         return
     where = short(bias.name)
     problem = f"{where} and {short(other.name)} differ, and this class has one bias; loaders choose differently"
-    remedy = "find out which one was trained, and store only that one"
+    remedy = "find out which copy was trained, and store only that one"
     yield Observation(where, problem, remedy, severity="error")
 
 

@@ -142,8 +142,9 @@ def no_output(facts: Facts) -> Observations:
     tied it since; llama.cpp ties it; mlx-lm refuses. The usual cause is a VLM whose nested config says tied while its
     root says untied (Qwen3-VL-Embedding#89). The dangerous one is a save that dropped the head of a diverged pair.
     What to do: if the model was trained tied, write the flag as true at every level. If not, the head is lost: take the
-    checkpoint from its source again. A table with much larger values than the layers was trained with special scales,
-    as MiniCPM's is: converted to Llama's class, tying it gives wrong logits in every loader (llama.cpp#5276).
+    checkpoint from its source again. A table whose values are much larger than those of the layers was trained
+    with special scales, as MiniCPM's was. If the model is converted to Llama's class and tied, it gives wrong logits in
+    every loader (llama.cpp#5276).
     Sources: llama.cpp#5276; Qwen3-VL-Embedding#89; vllm#51063; transformers#43429
     """
     if not _must_have_head(facts):

@@ -89,7 +89,7 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
     if largest >= opened.vocab:
         problem = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
         raise DataError(
-            problem, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)"
+            problem, "put the tokenizer that belongs to the model into its folder (`tiewise check` compares them)"
         )
     costs = np.zeros(len(texts))
     step = opened.at_once(max(len(window.ids) for window in windows))

@@ -110,7 +110,7 @@ def _mask_token(folder: Folder) -> int:
             if text in tokens:
                 return tokens[text]
     problem = f"{folder.path}: the model predicts hidden tokens, and its tokenizer has no "
-    raise DataError(problem + " or ".join(_MASKS), "put the model's own tokenizer beside it")
+    raise DataError(problem + " or ".join(_MASKS), "put the model's own tokenizer into its folder")
 
 
 def _find_objective(opened: Opened, windows: Tensor) -> str:

@@ -130,7 +130,7 @@ def measurement_of(
     best = _best_number(nll, block.times)
     why = "the best of many: lower than another text would have it"
     more = mean_of("there − as trained", nll[best - 1] - trained, unit=NATS, chance=0.0, why=why)
-    why = "beside it: token frequencies alone"
+    why = "compared with token frequencies alone"
     quantities = [
         mean_of("nll as trained", trained, unit=NATS, chance=alone, why=why),
         Quantity("best number", best, why=f"of 1 to {len(nll)}; in training {block.times}"),
@@ -314,6 +314,6 @@ def _masked_rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
             missing.append(piece)
     if missing:
         problem = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
-        raise DataError(problem, "put the model's own tokenizer beside it")
+        raise DataError(problem, "put the model's own tokenizer into its folder")
     sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
     return PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)

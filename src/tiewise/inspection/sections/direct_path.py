@@ -18,7 +18,7 @@ from tiewise.inspection.workspace import InspectedModel, Workspace, section
 MOST_ASYMMETRIC = 20  # most pairs that are listed
 SAMPLED_TOKENS = 2000  # sampled tokens whose full row of logits is computed
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
-ONE_TABLE = "one table scores “of the” and “the of” alike, up to the lengths of rows"
+ONE_TABLE = "one table scores “of the” and “the of” alike, apart from the lengths of rows"
 TWO_TABLES = "two tables can score “of the” and “the of” differently"
 APPLIED, CENTRED = "as the model applies it", "less row and column means"
 

@@ -53,7 +53,7 @@ BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
 
 
-@section(question="Which use of the table has the larger gradient, and do both agree?", order=70, text=True)
+@section(question="Which use of the table has the larger gradient, and do both gradients agree?", order=70, text=True)
 def gradients(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Divide the gradient of a text's loss, and Adam's step, between lookup and head path."""
     opened = workspace.opened(model)

@@ -395,7 +395,7 @@ def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Lis
         distances.append((name, _cell(values, "distance"), _cell(fresh, "distance")))
     header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", f"change, {FRESH}")
     yield Listing("Each application of a layer", header, tuple(rows))
-    yield Listing("Distance of output and input", ("layer", "distance", FRESH), tuple(distances))
+    yield Listing("Distance between a layer's output and its input", ("layer", "distance", FRESH), tuple(distances))
 
 
 def _cell(values: Values, key: str) -> str:

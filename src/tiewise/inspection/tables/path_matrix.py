@@ -395,7 +395,7 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
     if largest >= rows:
         text = texts[ids.index(largest)]
         problem = f"{folder.path}: {text!r} is token {largest}, its tables have {rows:,} rows"
-        raise DataError(problem, "put the tokenizer that belongs to the model beside it")
+        raise DataError(problem, "put the tokenizer that belongs to the model into its folder")
     return list(zip(ids[::2], ids[1::2], strict=True))
 
 

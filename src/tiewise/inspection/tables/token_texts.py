@@ -33,7 +33,7 @@ def open_tokenizer(folder: Folder) -> Any:
     """Open the folder's tokenizer.json, without truncation."""
     files = folder.read("tokenizer.json")
     if not files:
-        raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
+        raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer into its folder, or give ids")
     return load_tokenizer(files["tokenizer.json"], str(folder.path / "tokenizer.json"))
 
 

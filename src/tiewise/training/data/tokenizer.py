@@ -252,7 +252,7 @@ def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, mo
     if largest >= vocab:
         problem = f"the tokenizer in {folder} gives token {largest}, the table has {vocab:,} rows"
         raise DataError(
-            problem, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)"
+            problem, "put the tokenizer that belongs to the model into its folder (`tiewise check` compares them)"
         )
     return tokens
 
@@ -260,11 +260,11 @@ def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, mo
 def _checkpoint_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer next to a model's weights. Raises DataError."""
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
+        raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json into its folder")
     try:
         return make_tokenizer(str(folder))
     except DataError as error:
-        raise DataError(error.problem, "put the model's own tokenizer.json beside its weights") from None
+        raise DataError(error.problem, "put the model's own tokenizer.json into its folder") from None
 
 
 def windows(ids: np.ndarray, length: int, count: int) -> np.ndarray:

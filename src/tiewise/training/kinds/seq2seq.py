@@ -82,7 +82,7 @@ class Seq2SeqOptions:
         if boundary == text:
             return str(spec), spec
         if not spec.plain or spec != spec.plainly():
-            raise SpecError(f"{text}: an encoder's own table stands beside plain tables", f"use tied{APART}, say")
+            raise SpecError(f"{text}: a separate encoder table needs plain tables", f"use tied{APART}, say")
         return str(spec) + APART, spec
 
 

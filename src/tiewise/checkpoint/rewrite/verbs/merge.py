@@ -61,7 +61,7 @@ MERGED_PARTS = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA,
 # no groups and one repetition, so matching is never slow
 SAFE_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")
 MOST_LETTERS = 300  # longest name of a module that is matched with a pattern
-USE_PEFT = "load it beside its base, or merge it with PEFT"
+USE_PEFT = "load it with its base, or merge it with PEFT"
 DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
 
