@@ -467,6 +467,7 @@ CASES |= cases(
         "heal nothing": "heal",
         "heal what": "heal narrow --what=body -t text.txt",
         "heal tracker": "heal narrow --teacher model-tied -t text.txt --report-to=trakio",
+        "heal upload": "heal narrow --teacher model-tied -t text.txt --push-to-hub=me/my/model",
         "heal absent": "heal nowhere --teacher model-tied -t text.txt",
         "sweep nothing": "sweep",
         "sweep unknown": "sweep quik",

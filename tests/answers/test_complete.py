@@ -24,7 +24,7 @@ RAISED = "an error or warning: its message is recorded where it is raised"
 EXEMPT_NAMES = dict.fromkeys(
     words(
         """
-    Audit AugmentedOptions Comparison Explorer Healed HotTokens Inspection Installed LossOptions PathNorms Plan
+    Audit AugmentedOptions CheckedAnswer Comparison Exercises Explorer Healed HotTokens Inspection Installed LossOptions PathNorms Plan
     Probe Receipt Shared SingleRun Study
     """
     ),

@@ -254,7 +254,7 @@ WRONG = [
     ("compare --resume --out", {"none": "none holds no run to resume"}),
     (
         "compare --resume --out=none --element=1",
-        {"": "none holds no run", "--launcher=ray": "only --out none --resume"},
+        {"": "none holds no run", "--launcher=ray": "give no option but --out none --resume with it"},
     ),
     ("train --resume --out", {"other": "other holds no run to resume"}),
     ("data", {"shoe": "no command 'data shoe'; did you mean `tiewise data show`? see tiewise data --help"}),
