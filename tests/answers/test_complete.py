@@ -24,8 +24,8 @@ RAISED = "an error or warning: its message is recorded where it is raised"
 EXEMPT_NAMES = dict.fromkeys(
     words(
         """
-    Audit AugmentedOptions CheckedAnswer Comparison Exercises Explorer Healed HotTokens Inspection Installed LossOptions PathNorms Plan
-    Probe Receipt Shared SingleRun Study
+    Audit AugmentedOptions CheckedAnswer Comparison Exercises Explorer Healed HotTokens Inspection Installed
+    LossOptions PathNorms Plan Probe Receipt Shared SingleRun Study
     """
     ),
     RESULT,
