@@ -52,7 +52,7 @@ def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compa
     run = tmp_path / "run" / name / "seed-1"
     size = sum(path.stat().st_size for path in (run / "dense").iterdir())
     assert result.out.splitlines()[-2] == (
-        f"models: run/ARM/seed-N/final; {name} loads with tiewise.load, "
+        f"models: run/ARM/seed-N/final; {name} loads with tiewise.load; "
         f"its copy with plain tables in dense/ ({size / 1000:.1f} kB) loads with any transformers"
     )
     tied = tmp_path / "run" / "tied" / "seed-1"

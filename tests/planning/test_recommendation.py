@@ -81,7 +81,8 @@ def test_measurements_at_this_size_count_as_evidence(signs, ties, choice):
 def test_measured_sentence_states_direction_size_and_text():
     result = recommend(SAVING, True, neighbours(6, 0), measured(-1, 0, 1))
     assert result["sentences"][1] == (
-        "Measured near this size (width 64, 2 layers, V 2,048): on 1,000 tokens of text, tying lowered the loss by "
+        "Measured near this size (width 64, 2 layers, V 2,048), at the last step of each run: "
+        "on 1,000 tokens of text, tying lowered the loss by "
         "0.250 nats/token; on 3,000 tokens of text, tying raised the loss by 0.250 nats/token."
     )
     undetected = recommend(SAVING, True, neighbours(6, 0), measured(0))["sentences"][1]

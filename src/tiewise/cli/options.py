@@ -47,7 +47,7 @@ TEXT = typer.Option(
     "-t",
     metavar="TEXT",
     help="Text to train on: a file, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID\\[/CONFIG]\\[:SPLIT], "
-    "- for standard input, builtin (prose that every Python has), or synthetic:NAME=VALUE,… May be repeated.",
+    "- for standard input, builtin (Python's own documentation), or synthetic:NAME=VALUE,… May be repeated.",
     show_default="builtin",
     callback=require_texts,
 )

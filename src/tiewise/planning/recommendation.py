@@ -166,7 +166,7 @@ def _measured_sentences(atlas: Record | None) -> list[str]:
     settings = atlas["rows"]
     by_tokens = {setting["tokens"]: setting for setting in (settings[0], settings[-1])}
     outcomes = "; ".join(_outcome_in_words(setting) for setting in by_tokens.values())
-    return [f"Measured near this size ({trained_sizes(atlas)}): {outcomes}."]
+    return [f"Measured near this size ({trained_sizes(atlas)}), at the last step of each run: {outcomes}."]
 
 
 def _outcome_in_words(setting: Record) -> str:

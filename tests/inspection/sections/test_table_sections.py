@@ -110,7 +110,7 @@ def test_across_finds_the_end_of_a_tied_table_by_token_text(untied_model, tied_f
     one = llama(tmp_path / "one", made, words=[WORDS[row] for row in order])
     models, labels = ((one, untied_model), ("a", "b")) if tied_first else ((untied_model, one), ("b", "a"))
     found = across(*models, labels, QUICK)
-    assert found.answer.startswith("closest to the output table of b after the best rotation")
+    assert found.answer.startswith("the tied table is closest to the output table of b after the best rotation")
     assert found["tokens in both vocabularies"].value == 300
     apart = ("after the best rotation", "after the best linear map", "by nearest neighbours in common")
     assert all(found[f"output − input, {name}"].low > 0 for name in apart)
@@ -124,7 +124,7 @@ def test_across_matches_nearer_end_and_notes_a_shared_initialization(untied_mode
     made = gaussian(1) + 0.3 * gaussian(2)
     found = across(llama(tmp_path / "one", made, made, WORDS), untied_model, ("<one>", "two"), QUICK)
     assert found.answer.startswith(
-        "closest to the output table of two after the best rotation, and by 3 more of 4 measures"
+        "the tied table is closest to the output table of two after the best rotation, and by 3 of the 3 other measures"
     )
     leans = nearer_end(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     (lean,) = (lean for lean in leans if (lean.measure, lean.view) == ("orthogonal", "centred"))

@@ -152,9 +152,9 @@ def _answer(change: Estimate) -> str:
     `change` is the asymmetry with the MLP less that without it.
     """
     if change.low > 0:
-        return "the first feed-forward layer adds word order"
+        return "the first feed-forward layer adds knowledge of word order here"
     if change.high < 0:
-        return "the first feed-forward layer removes some word order"
+        return "the first feed-forward layer removes some knowledge of word order here"
     return "no effect of the first feed-forward layer on word order was detected"
 
 

@@ -252,9 +252,9 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
     for name, side in sides.items():
         by_side.setdefault(side, []).append(spelled(name))
     alike = by_side.pop(sides[first])
-    answer = f"closest to {sides[first]} of {other} {spelled(first)}"
+    answer = f"the tied table is closest to {sides[first]} of {other} {spelled(first)}"
     if len(alike) > 1:
-        answer += f", and by {len(alike) - 1} more of {len(sides)} measures"
+        answer += f", and by {len(alike) - 1} of the {len(sides) - 1} other measures"
     for side, names in by_side.items():
         answer += f"; {side} {', '.join(names)}"
     return answer
