@@ -139,5 +139,5 @@ def test_explore_refuses_a_folder_that_is_neither_run_nor_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no file of tensors") as error:
         explore(tmp_path)
     assert "tiewise compare" in error.value.remedy
-    with pytest.raises(RunError, match="2 checkpoints"):
+    with pytest.raises(RunError, match="one checkpoint, not 2"):
         explore(tmp_path, tmp_path / "other")

@@ -95,7 +95,7 @@ def test_first_press_of_the_theme_button_turns_a_dark_page_light(visit):
 def test_write_keeps_an_existing_page_without_overwrite(tmp_path):
     target = tmp_path / "page.html"
     target.write_text("mine")
-    with pytest.raises(RunError, match=r"exists.*--overwrite"):
+    with pytest.raises(RunError, match=r"exists.*overwrite=True"):
         explore().write(target)
     assert target.read_text() == "mine"
     assert explore().write(target, overwrite=True).read_text().startswith("<!doctype html>")
