@@ -132,7 +132,7 @@ def test_check_reports_the_tables_and_the_loaders(wheel, model):
 def test_plan_counts_a_model_of_the_catalogue(wheel):
     printed = wheel.tiewise("plan --like gpt2")
     assert "124,439,808" in printed  # GPT-2's parameters, as published
-    assert "gpt2" in wheel.tiewise("models --family=gpt2")
+    assert "gpt2" in wheel.tiewise("plan --list --family=gpt2")
 
 
 def test_explore_writes_a_page_with_its_script_styles_and_facts(wheel, model):
