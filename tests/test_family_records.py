@@ -159,7 +159,7 @@ def test_plan_reports_estimates_for_unknown_family():
 
 
 def test_plan_refuses_unknown_family_without_sizes():
-    with pytest.raises(PlanError, match=f"^{UNKNOWN}: the config has no hidden_size or d_model; .*--vocab"):
+    with pytest.raises(PlanError, match=f"^{UNKNOWN}: the config has no hidden_size or d_model; .*sizes: vocab, width"):
         tiewise.plan({"model_type": "acme", "vocab_size": V, "dim": D})
     with pytest.raises(PlanError, match=f"^{UNKNOWN}, and transformers has no class of this type"):
         count_on_meta({"model_type": "acme", "vocab_size": V})

@@ -125,7 +125,7 @@ def test_plan_page_shows_markup_in_names_and_command_as_text():
 
 @pytest.mark.parametrize("place", ["missing/plan.html", ""])
 def test_write_plan_refuses_an_unwritable_path_in_one_line(gpt2_plan, tmp_path, place):
-    with pytest.raises(RunError, match=r"^cannot write [^\n]+; choose another place with --plot$") as caught:
+    with pytest.raises(RunError, match=r"^cannot write [^\n]+; choose another place with plot$") as caught:
         write_plan(gpt2_plan, tmp_path / place, COMMAND)
     assert str(tmp_path / place) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
