@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RECORDED = Path(__file__).with_suffix("").with_name("docs_facts.txt")
+RECORDED = Path(__file__).with_name("docs_facts.txt")
 HOLD = runpy.run_path(str(ROOT / "tools" / "hold_numbers.py"))
 COMMAND = re.compile(r"python -m (?:benchmarks|tests)[\w.]*[^`\n>]*|python tools/[^`\n>]*|tiewise sweep [^`\n>]*")
 ERRATUM = re.compile(r"^### (.+)$", re.MULTILINE)

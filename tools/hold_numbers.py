@@ -35,7 +35,7 @@ UNCHECKED_PAGES = re.compile(r"performance|reference-\w+|recorded|changes")
 PRODUCTS = r"Python|[Tt]orch|transformers|vLLM|SGLang|PEFT|gguf|mlx-lm|accelerate|Liger|TRL|T5|SQuAD|Apache|Releases"
 NOT_MEASURED = (
     r"^<!-- rows of .*?^<!-- end -->|<!--.*?-->",
-    r"^```(?!text\b)\w*\n.*?^```$|`[^`\n]*`|\]\([^)\n]*\)|\bhttps?://\S+",  # code, links
+    r"^```\w*\n.*?^```$|`[^`\n]*`|\]\([^)\n]*\)|\bhttps?://\S+",  # code, links
     r"arXiv:\S+|\b\d{4}\.\d{5}\b|\d+(?:\.\d+){2,}\S*|[\w-]+ \d+:[\d.]\S*|\b95 %",
     rf"\b(?:{PRODUCTS})[ -]\d+\.\d+\b(?:(?:,| and| to| or|/) \d+\.\d+\b(?! %))*",
     r"(?:§|[Ss]ection |eq\. |Table |[Ee]xercise |App\. )\d+(?:\.\d+)*|(?:^\| |· )\d\.\d(?:–\d\.\d)?(?= [A-Z])",
@@ -58,7 +58,7 @@ class MeasuredNumber(NamedTuple):
 def masked(text: str) -> str:
     """Return the text with a `~` for each character that belongs to no measurement."""
     text = re.sub(r"\S+<!-- = [^>]+ -->", lambda match: "~" * len(match[0]), text)  # run_docs checks it
-    # the closing line of a text block must not look like the start of another block
+    # outputs stay; without this, the closing line of a text block would start another block
     text = re.sub(r"^```text\n(.*?)^```$", lambda match: f"~~~~~~~\n{match[1]}~~~", text, flags=re.S | re.M)
     for pattern in NOT_MEASURED:
         text = re.sub(pattern, lambda match: re.sub(r"[^\n]", "~", match[0]), text, flags=re.S | re.M)

@@ -191,10 +191,10 @@ def how_it_loads(run: Path) -> str:
     if config.get("model_type") != MODEL_TYPE:
         return ""
     dense = sum(path.stat().st_size for path in (run / DENSE).glob("*"))
-    other = (
-        f"; its copy with plain tables in {DENSE}/ ({format_bytes(dense)}) loads with any transformers" if dense else ""
-    )
-    return f"loads with tiewise.load{other}"
+    if dense == 0:
+        return "loads with tiewise.load"
+    copy = f"its copy with plain tables in {DENSE}/ ({format_bytes(dense)})"
+    return f"loads with tiewise.load; {copy} loads with any transformers"
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:

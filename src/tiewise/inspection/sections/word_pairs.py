@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.estimates import Estimate
 from tiewise.core.measurement import Listing, Measurement, Quantity, count, visible
-from tiewise.inspection.tables.model_tables import Ends, TokenTable, ends_of
+from tiewise.inspection.tables.model_tables import ends_of
 from tiewise.inspection.tables.rated_pairs import RatedPair, read_pairs
 from tiewise.inspection.tables.word_similarity import EndCorrelations, WordSimilarity, correlations, word_similarity
 from tiewise.inspection.workspace import InspectedModel, NotApplicable, Workspace, section
@@ -38,7 +38,7 @@ def word_pairs_of(folder: Folder, pairs: Sequence[RatedPair], seed: int = 0) -> 
         DataError: as `word_similarity`.
     """
     ends = ends_of(folder)
-    similarity = word_similarity(folder, _tables(ends), pairs)
+    similarity = word_similarity(folder, dict(ends.tables), pairs)
     measured = correlations(similarity, seed)
     return Measurement(
         answer=_answer(measured),
@@ -48,17 +48,12 @@ def word_pairs_of(folder: Folder, pairs: Sequence[RatedPair], seed: int = 0) -> 
     )
 
 
-def _tables(ends: Ends) -> Mapping[str, TokenTable]:
-    """Return the tables by the name of their end, after their maps."""
-    return dict(ends.tables)
-
-
 def _answer(measured: EndCorrelations) -> str:
     """Return which rows follow the ratings, and whether one end does so more than the other."""
     if measured.difference is None:
         (only,) = measured.ends.values()
         return _agreement(only)
-    parts = " and ".join(f"{end} {value}" for end, value in _values(measured.ends))
+    parts = " and ".join(f"{end} {_correlation(estimate)}" for end, estimate in measured.ends.items())
     if measured.difference.low > 0:
         return f"output rows follow the ratings more closely than input rows: {parts}"
     if measured.difference.high < 0:
@@ -68,7 +63,7 @@ def _answer(measured: EndCorrelations) -> str:
 
 def _agreement(estimate: Estimate) -> str:
     """Return how closely the cosines of one table follow the ratings."""
-    value = Quantity.of_estimate("", estimate, unit=UNIT)
+    value = _correlation(estimate)
     if estimate.low > 0:
         return f"cosines of rows follow the ratings: rank correlation {value}"
     if estimate.high < 0:
@@ -76,10 +71,9 @@ def _agreement(estimate: Estimate) -> str:
     return f"no relation of cosines and ratings was detected: rank correlation {value}"
 
 
-def _values(ends: Mapping[str, Estimate]) -> Iterator[tuple[str, Quantity]]:
-    """Yield (end, its correlation)."""
-    for end, estimate in ends.items():
-        yield end, Quantity.of_estimate("", estimate, unit=UNIT)
+def _correlation(estimate: Estimate) -> Quantity:
+    """Return a correlation with its interval, as a sentence shows it."""
+    return Quantity.of_estimate("", estimate, unit=UNIT)
 
 
 def _correlation_quantities(measured: EndCorrelations) -> Iterator[Quantity]:
