@@ -1,7 +1,8 @@
 """Settings of all tests that make results independent of the speed of the machine.
 
 Hypothesis has no deadline, and no timing trial chooses the matrix products. Commands that rewrite checkpoints do not
-load their results with transformers, which takes seconds; test_verify_load.py does.
+load their results with transformers, which takes seconds; test_verify_load.py does. `check` builds no class of
+transformers; test_built_class.py does.
 """
 
 import gc
@@ -17,6 +18,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 os.environ.setdefault("TIEWISE_PRODUCTS", "default")
 os.environ.setdefault("TIEWISE_NO_VERIFY_LOAD", "1")
+os.environ.setdefault("TIEWISE_NO_BUILD", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; huggingface_hub reads this once, at import
 
 

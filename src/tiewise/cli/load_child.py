@@ -7,30 +7,20 @@ the folders may be untrusted.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
+
+from tiewise.core.json_child import describe_error, limit_process, read_request, write_reply
 
 TOKENS = 24  # ids in the text that both models read
 
 
 def main() -> None:
     """Answer one request."""
-    request = json.loads(sys.stdin.read())
-    _limit(request["memory"], request["seconds"])
+    request = read_request()
+    limit_process(request["memory"], 4 * request["seconds"])
     _silence()
-    reply = compare_folders(request["paths"], request["rows"])
-    print(f"\n{json.dumps(reply, allow_nan=False)}", flush=True)
-
-
-def _limit(memory: int, seconds: int) -> None:
-    """Limit this process's private memory and its processor time, where the system can."""
-    with suppress(ImportError, ValueError, OSError):  # Windows has no such limits
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_CPU, (4 * seconds, 4 * seconds))
+    write_reply(compare_folders(request["paths"], request["rows"]))
 
 
 def _silence() -> None:
@@ -52,11 +42,11 @@ def compare_folders(paths: list[str], rows: str | None) -> dict[str, Any]:
     try:
         source, missing = _load(paths[0])
     except Exception as error:
-        return reply | {"not_loaded": _one_line(error)}
+        return reply | {"not_loaded": describe_error(error)}
     try:
         result, result_missing = _load(paths[1])
     except Exception as error:
-        return reply | {"result_error": _one_line(error)}
+        return reply | {"result_error": describe_error(error)}
     reply["missing"] = [sorted(missing), sorted(result_missing)]
     if rows is None or missing or result_missing:
         return reply
@@ -84,7 +74,7 @@ def _compared_logits(source: Any, result: Any, rows: str) -> dict[str, Any]:
         with torch.no_grad():
             was, now = _logits(source, source_ids), _logits(result, result_ids)
     except Exception as error:
-        return {"not_run": f"{class_name} does not run on token ids alone ({_one_line(error)})"}
+        return {"not_run": f"{class_name} does not run on token ids alone ({describe_error(error)})"}
     if was.shape[-1] <= max(row for row, _ in retained):  # a discriminator: one number for each token of the text
         return {"not_run": f"{class_name} gives no logits over the vocabulary"}
     row_pairs = torch.tensor(retained)
@@ -209,7 +199,3 @@ def _change(was: Any, now: Any) -> dict[str, Any]:
     if not was.numel():
         return {"largest": 0.0, "change": 0.0}
     return {"largest": float(was.abs().max()), "change": float((was - now).abs().max())}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

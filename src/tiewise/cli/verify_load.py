@@ -7,11 +7,8 @@ torch or transformers. What cannot be loaded under these terms is reported as no
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +23,11 @@ from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import format_bytes
+from tiewise.core.json_child import ChildLimits, NoReply, ask_child
 
 MOST_BYTES = 2_000_000_000  # of tensors, of the source and of the result
 MOST_SECONDS = 180
 LIBRARY_BYTES = 2**31  # memory of torch and transformers before a model is loaded
-MOST_REPLY = 2**20  # bytes
 ROUNDING = 1e-4  # relative to the largest logit; more than fp32 rounding between tables of other shapes
 
 
@@ -115,39 +112,10 @@ def _load_in_child(paths: list[Path], rows: str | None, model_bytes: int) -> dic
         "memory": LIBRARY_BYTES + 2 * model_bytes + 2**30,
         "seconds": MOST_SECONDS,
     }
-    # an empty first entry of sys.path would import from the current folder, which may be untrusted
-    code = (
-        "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[1]]; from tiewise.cli import load_child as child"
-    )
-    command = [sys.executable, "-c", f"{code}; child.main()", str(Path(__file__).parents[2])]
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    try:
-        child = subprocess.run(
-            command,
-            input=json.dumps(request).encode(),
-            env=os.environ | offline,
-            capture_output=True,
-            timeout=MOST_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"loading took longer than {MOST_SECONDS} s"
-    except OSError as error:
-        return f"no process could be started ({error.strerror})"
-    return _read_reply(child)
-
-
-def _read_reply(child: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | str:
-    """Return the JSON object on the last line of stdout, or the reason for none."""
-    try:
-        if len(child.stdout) > MOST_REPLY:
-            raise ValueError("a long reply")
-        reply = json.loads(child.stdout.decode().strip().rpartition("\n")[2])
-    except ValueError:
-        reason = f"loading stopped with exit code {child.returncode}"
-        last_line = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return f"{reason} ({short(last_line, 120)})" if last_line else reason
-    return reply if isinstance(reply, dict) else "loading reported nothing"
+    reply = ask_child("tiewise.cli.load_child", request, ChildLimits(MOST_SECONDS))
+    if isinstance(reply, NoReply):
+        return f"loading {reply.reason}"
+    return reply
 
 
 def _judge(reply: dict[str, Any], verb: Verb | None, rows: str | None) -> LoadCheck:

@@ -1,0 +1,66 @@
+"""Loading of every tensor of one checkpoint by the installed transformers.
+
+A tensor is loaded, missing, or has another shape than the class.
+
+`ask_load` asks the class itself (`built_class.py`). The architecture data answers the same for the two ends alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiewise.checkpoint.built_class import ClassQuestion, NotBuilt, ask
+from tiewise.checkpoint.stored import Stored
+
+QUESTION = "tiewise.checkpoint.class_load_answer"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A stored tensor whose shape differs from the class."""
+
+    name: str  # in the class
+    stored: tuple[int, ...]
+    needed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClassLoad:
+    """Result of `from_pretrained` for each tensor of a class. All names are those of the class."""
+
+    version: str  # of transformers
+    tensors: int  # number of the class's parameters and saved buffers
+    missing: tuple[str, ...]  # parameters that no stored tensor and no tie fills, in the class's order
+    missing_buffers: tuple[str, ...]  # saved buffers that start with the values of the class
+    unexpected: tuple[str, ...]  # stored tensors that the class does not load
+    mismatched: tuple[Mismatch, ...]
+    failed: tuple[str, ...]  # tensors that a conversion of the stored ones does not give
+    ties: Mapping[str, str]  # {target: source} of the ties with this config
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether `from_pretrained` raises an error."""
+        return bool(self.mismatched or self.failed)
+
+
+def ask_load(config: Mapping[str, Any], class_name: str, tensors: Mapping[str, Stored]) -> ClassLoad | NotBuilt:
+    """Return how the class with this config loads tensors of these names and shapes."""
+    stored = {name: [tensor.dtype, list(tensor.shape)] for name, tensor in tensors.items()}
+    reply = ask(ClassQuestion(config, class_name, QUESTION, stored))
+    if isinstance(reply, NotBuilt):
+        return reply
+    mismatched = []
+    for name, shape, needed in reply["mismatched"]:
+        mismatched.append(Mismatch(name, tuple(shape), tuple(needed)))
+    return ClassLoad(
+        reply["version"],
+        reply["tensors"],
+        tuple(reply["missing"]),
+        tuple(reply["missing_buffers"]),
+        tuple(reply["unexpected"]),
+        tuple(mismatched),
+        tuple(reply["failed"]),
+        reply["ties"],
+    )
