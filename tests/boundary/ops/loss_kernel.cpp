@@ -26,6 +26,10 @@ int main() {
         for (int64_t& x : t) x = rand_r(&seed) % V;
         const bool bf16 = problems % 2;
         const bool pairs = bf16 && problems % 4 == 3 && __builtin_cpu_supports("avx512bf16");
+        // a sanitizer sees the loads and stores of emulated tiles, and none of the processor's
+        const avx512::Products products = !pairs           ? avx512::Products::FP32
+                                          : problems % 8 < 4 ? avx512::Products::PAIRS
+                                                             : avx512::Products::EMULATED_TILES;
         if (onto)
           for (float& x : dW) x = draw();
         const std::vector<float> before = dW;
@@ -33,9 +37,10 @@ int main() {
         const avx512::Loss loss{{h.data(), false, d}, {weight, bf16, d}, b.data(), t.data(), c.data(), q.data(), nullptr,
                                 n, V, .7f, 0, nullptr, nll.data(), lse.data(), nullptr, {by_h ? dh.data() : nullptr},
                                 {by_w ? dW.data() : nullptr}, by_w ? db.data() : nullptr, 1 + problems % 4,
-                                avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32), pairs, onto};
+                                avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32), products, onto};
         const size_t bytes = avx512::up(loss.workspace() * sizeof(float), 64);
         float* space = static_cast<float*>(aligned_alloc(64, bytes));
+        omp_set_max_active_levels(problems % 6 ? 1 : 0);  // with 0 the system starts one thread, whatever is asked for
         loss.run(reinterpret_cast<avx512::Unit*>(space));
         free(space);
         std::vector<double> z(V), want_w(V * d);

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.boundary.ops.test_cross_entropy import assert_near, error, gradients, options_of
 from tests.boundary.ops.test_log_prob import PARTS, plain, run
@@ -15,6 +15,7 @@ from tiewise.boundary.ops import native_loss
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.fast_products import ProductChoice
 from tiewise.boundary.ops.log_prob import vocabulary_statistics
+from tiewise.boundary.ops.native_loss import Products
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
@@ -116,11 +117,21 @@ def without_amx(monkeypatch):
     monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
 
 
-@pytest.fixture
-def bf16_products(without_amx):
-    """Let the kernel use the processor's bf16 products; skip if it has none."""
-    if compiled.kernels("avx512_bf16") is None:
-        pytest.skip("NOT TESTED: this processor has no products of bf16")
+NEEDED = {Products.PAIRS: "avx512_bf16", Products.TILES: "amx_bf16", Products.EMULATED_TILES: "avx512"}
+
+
+def skip_without(products):
+    """Skip the test if this processor cannot multiply in this way."""
+    if compiled.kernels(NEEDED[products]) is None:
+        pytest.skip(f"NOT TESTED: this processor has no {NEEDED[products]}")
+
+
+@pytest.fixture(params=list(NEEDED), ids=lambda products: products.name)
+def bf16_products(request, monkeypatch):
+    """Let the kernel multiply bf16 with AVX-512, with AMX, or with an emulation of AMX; skip if it cannot."""
+    skip_without(request.param)
+    monkeypatch.setattr(native_loss, "bf16_products", lambda: request.param)
+    return request.param
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
@@ -151,10 +162,77 @@ def test_bf16_products_support_every_option(kernel_calls, bf16_products, chosen)
     assert_near(grads, true, 5e-3)
 
 
+@pytest.fixture
+def emulated_tiles(monkeypatch):
+    """Let the kernel multiply bf16 with an emulation of AMX."""
+    monkeypatch.setattr(native_loss, "bf16_products", lambda: Products.EMULATED_TILES)
+
+
+@given(st.integers(32, 130), st.integers(2, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_tiles_equal_the_formula_for_any_shape_and_chunk(emulated_tiles, n, v, d, seed, chunk):
+    (h, w, b), t = problem(n, v, d, torch.bfloat16, seed=seed, ignored=0)
+    (got, grads), (truth, true_grads) = compiled_and_true((h, w, b), t, reduction="sum", chunk=chunk)
+    assert (got - truth).abs() < 1e-5 * max(1, truth.abs().item())
+    for x, true in zip(grads, true_grads, strict=True):
+        assert (x - true).norm() < 5e-3 * n**0.5 * (1 + true.norm())
+
+
+# 4 threads share 608 tokens or 100 words, and each has all of the other
+@pytest.mark.parametrize("shape", [(600, 100, 40), (64, 700, 40)])
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
+def test_tiles_repeat_exactly_with_any_number_of_threads(emulated_tiles, threads, shape):
+    inputs, t = problem(*shape, torch.bfloat16)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        first = gradients(linear_cross_entropy, inputs, t)
+        again = gradients(linear_cross_entropy, inputs, t)
+    finally:
+        torch.set_num_threads(before)
+    truth, true_grads = gradients(oracle, [x.double() for x in inputs], t)
+    assert torch.equal(first[0], again[0])
+    assert all(map(torch.equal, first[1], again[1]))
+    assert error(first[0], truth) < 1e-6
+    assert_near(first[1], true_grads, 5e-3)
+
+
+def test_tiles_stay_accurate_for_very_unlikely_targets(emulated_tiles):
+    (h, w, b), t = problem(100, 300, 20, torch.bfloat16)
+    h = h * 60  # targets have e^-200 of the largest probability, which underflows in fp32
+    (got, grads), (truth, true_grads) = compiled_and_true((h, w, b), t, reduction="none", upstream=torch.ones(100))
+    assert truth.max() > 200
+    assert error(got, truth) < 1e-6
+    assert_near(grads, true_grads, 5e-3)
+
+
+def test_nan_reaches_every_row_of_the_table_gradient_by_tiles(emulated_tiles):
+    (h, w, b), t = problem(100, 300, 20, torch.bfloat16, ignored=0)
+    h[50, 3] = torch.nan
+    loss, (dh, dw, _) = gradients(linear_cross_entropy, (h, w, b), t)
+    assert loss.isnan()
+    assert dh.isnan().any(1).nonzero().tolist() == [[50]]
+    assert dw.isnan().all()
+
+
+@pytest.mark.parametrize("chunk", [32, 1000])
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+def test_emulated_tiles_equal_those_of_the_processor(monkeypatch, chosen, chunk):
+    """Skipped without AMX. The emulation is compared with Intel's definition in tile_registers.cpp."""
+    skip_without(Products.TILES)
+    inputs, t = problem(777, 1009, 33, torch.bfloat16)
+    results = []
+    for products in (Products.TILES, Products.EMULATED_TILES):
+        monkeypatch.setattr(native_loss, "bf16_products", lambda products=products: products)
+        loss, grads = gradients(linear_cross_entropy, inputs, t, **options_of(chosen | {"chunk": chunk}, 1009))
+        results.append([loss, *grads])
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("asked", ["log_prob", "entropy", "lse"])
-def test_compiled_statistics_match_the_formulas(kernel_calls, without_amx, asked, dtype, softcap):
+def test_compiled_statistics_match_the_formulas(kernel_calls, bf16_products, asked, dtype, softcap):
     (h, w, b), t = problem(300, 700, 40, dtype)
     b = b.float()  # a bf16 bias would be rounded again when it is divided by the temperature
     b[5] = -torch.inf
@@ -275,9 +353,9 @@ def test_loss_operator_passes_opcheck_and_compiles_in_one_graph(kernel_calls):
     c = torch.rand(100)
     for last in ((True, True, True), (True, False, False), (False, False, False)):
         for into in (None, torch.zeros_like(w)):
-            arguments = (h, w, b, t, c, c, None, None, into, 0.5, 3.0, 64, False, False, True, *last)
+            arguments = (h, w, b, t, c, c, None, None, into, 0.5, 3.0, 64, 0, False, True, *last)
             torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
-    how = (None, None, None, 1.0, 0.0, 64, False, False, False)
+    how = (None, None, None, 1.0, 0.0, 64, 0, False, False)
     for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
         with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
             compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, *how, *last)
@@ -312,11 +390,23 @@ def test_kernel_is_used_only_if_it_is_faster(monkeypatch):
         assert serves(torch.float32) == native
 
 
+LIBRARY = ("-shared", "-fPIC", "-O3")  # options that a program does not need
+
+
+def test_emulated_tiles_multiply_as_intel_defines(kernel_library, tmp_path):
+    driver, source = Path(__file__).with_name("tile_registers.cpp"), f'-DSOURCE="{compiled.SOURCE}"'
+    options = [option for option in compiled.OPTIONS if option not in LIBRARY]
+    command = ["g++", *options, "-O1", "-DWITHOUT_TORCH", source, str(driver), "-o", str(tmp_path / "driver")]
+    subprocess.run(command, check=True)
+    done = subprocess.run([str(tmp_path / "driver")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "200 problems\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("driver", "problems"), [("loss_kernel.cpp", 60), ("int8_kernel.cpp", 72)])
 def test_sanitizers_report_no_error(driver, problems, tmp_path):
     driver, source = Path(__file__).with_name(driver), f'-DSOURCE="{compiled.SOURCE}"'
-    options = [option for option in compiled.OPTIONS if option not in ("-shared", "-fPIC", "-O3")]
+    options = [option for option in compiled.OPTIONS if option not in LIBRARY]
     checked = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DWITHOUT_TORCH", source]
     subprocess.run(["g++", *options, *checked, str(driver), "-o", str(tmp_path / "driver")], check=True)
     done = subprocess.run([str(tmp_path / "driver")], capture_output=True, text=True, env={"OMP_NUM_THREADS": "2"})

@@ -30,7 +30,7 @@ from tiewise.core.files import atomic_replacement, cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # names of the bits of the library's `instruction_sets()`; only functions that use a set are compiled for it
-INSTRUCTION_SETS = ("avx512", "avx512_vnni", "avx512_bf16")
+INSTRUCTION_SETS = ("avx512", "avx512_vnni", "avx512_bf16", "amx_bf16")
 # libtorch_cpu by name: Python loads torch without showing its symbols to libraries that come later
 LINKED = ("-Wl,--no-as-needed", "-ltorch_cpu")
 FAST = ("-O3", "-falign-loops=64", "-fno-math-errno")
@@ -38,6 +38,7 @@ OPTIONS = ("-std=c++20", *FAST, "-fopenmp", "-shared", "-fPIC", "-fvisibility=hi
 STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later versions keep
 DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file: the digest of all before them
 SWITCH = "TIEWISE_KERNELS"
+SWITCH_VALUES = ("auto", "off", "amx", "avx512")
 ELSEWHERE = "name another cache by XDG_CACHE_HOME=…"
 LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.tiewise_kernels.instruction_sets())"
 
@@ -47,7 +48,7 @@ def kernels(needs: str = "avx512") -> Any | None:
 
     It is None if there is no library, under TIEWISE_KERNELS=off, or if the processor lacks `needs`.
     """
-    if _is_off():
+    if switch() == "off":
         return None
     library = _load()
     if needs not in library.instruction_sets:
@@ -60,7 +61,7 @@ def kernels_state(*, full: bool = True) -> str:
 
     With `full`, it has the file, or the reason why there is none; records of a run leave these out.
     """
-    if _is_off():
+    if switch() == "off":
         return f"off: {SWITCH}=off"
     library = _load()
     if library.path is None:
@@ -69,16 +70,19 @@ def kernels_state(*, full: bool = True) -> str:
     return f"used: {file} ({', '.join(library.instruction_sets)})"
 
 
-def _is_off() -> bool:
-    """Return whether the environment switches kernels off.
+def switch() -> str:
+    """Return the value of TIEWISE_KERNELS.
+
+    `off` disables kernels; `amx` lets the loss use the AMX of a processor that has it; `avx512` lets it use AVX-512
+    even there.
 
     Raises:
-        RunError: TIEWISE_KERNELS has another value than auto and off.
+        RunError: the variable has another value.
     """
     value = os.environ.get(SWITCH, "auto")
-    if value not in ("auto", "off"):
-        raise RunError(f"{SWITCH}={value}", "set it to auto or off")
-    return value == "off"
+    if value not in SWITCH_VALUES:
+        raise RunError(f"{SWITCH}={value}", "set it to auto, off, amx or avx512")
+    return value
 
 
 # loading

@@ -379,7 +379,7 @@ class _SmallLoss:
         """Compute loss and gradients by the compiled kernel."""
         h, w, t, c = self.h, self.weight, self.targets, self.coefficients
         library.vocabulary_loss(
-            *(h, w, None, t, c, c, None, None, None, 1.0, 0.0, len(h), False, False, False, True, True, False)
+            *(h, w, None, t, c, c, None, None, None, 1.0, 0.0, len(h), 0, False, False, True, True, False)
         )
 
 

@@ -6,13 +6,15 @@ lse_i to c_i after computing lse_i. Without a soft-cap, smoothing is linear in t
     (1/V) Σ_j w_j z_ij = (scale h_i · Σ_j w_j W_j + Σ_j w_j b_j) / V
 
 If the processor has a dot product of bf16, the kernel multiplies in bf16. If it has none and torch emulates it, the
-kernel multiplies its inputs in fp32 without rounding them. The kernel computes products of fp32 if the trial of
-`fast_products` measured it to be no slower.
+kernel multiplies its inputs in fp32 without rounding them. On a processor with AMX, torch multiplies in bf16 unless
+TIEWISE_KERNELS is `amx` or `avx512`: the kernel for AMX is not measured on such a processor yet. The kernel computes
+products of fp32 if the trial of `fast_products` measured it to be no slower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,13 +23,22 @@ from torch import Tensor
 
 from tiewise.boundary.ops import chunked, devices
 from tiewise.boundary.ops.chunk_products import WIDENED, Gradients
-from tiewise.boundary.ops.compiled_kernels import kernels, processor
+from tiewise.boundary.ops.compiled_kernels import kernels, processor, switch
 from tiewise.boundary.ops.fast_products import choose_products
 from tiewise.boundary.ops.problem import LossTensors
-from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.core.backends import CHUNK_ELEMENTS, LossOptions, chunk_rows
 
 LEAST = 2**27  # multiplications of a product, about a millisecond; in smaller ones the kernel saves no time
 TOKENS = 32  # tokens of a panel of the kernel; fewer are padded to it
+
+
+class Products(IntEnum):
+    """How the operator multiplies: the values of its argument `products`."""
+
+    FP32 = 0
+    PAIRS = 1  # bf16 with AVX-512
+    TILES = 2  # bf16 with AMX
+    EMULATED_TILES = 3  # an emulation of AMX, for tests
 
 
 class KernelResult(NamedTuple):
@@ -51,7 +62,9 @@ class NativeKernel:
         self.bias = None if bias is None else bias.float().contiguous()
         are_narrow = {features.dtype, weight.dtype} == {torch.bfloat16}
         self.gradients_are_narrow = are_narrow and not options.label_smoothing
-        self.multiplies_pairs = product_dtype == torch.bfloat16 and "avx512_bf16" in processor()
+        self.products = Products.FP32
+        if product_dtype == torch.bfloat16:
+            self.products = bf16_products() or Products.FP32
 
     def __call__(
         self,
@@ -74,19 +87,26 @@ class NativeKernel:
         options = self.options
         if options.softcap is not None and any(needs):
             q = q * self._softcap_slope(h, targets, options.softcap)
-        numbers = len(self.weight) * 3 // 2  # a chunk of two thirds of the memory is as fast
-        rows = chunk_rows(len(targets), numbers, "cpu", options.chunk)
         inputs = (h.contiguous(), self.weight, self.bias, targets)
         coefficients = (c, q, k, lse, into)
         settings = (
             options.scale,
             options.softcap or 0.0,
-            rows,
-            self.multiplies_pairs,
+            self._rows(len(targets)),
+            self.products,
             self.gradients_are_narrow,
             entropy,
         )
         return KernelResult(*self.library.vocabulary_loss(*inputs, *coefficients, *settings, *needs[:3]))
+
+    def _rows(self, count: int) -> int:
+        """Return how many of `count` tokens the operator computes at a time."""
+        words, numbers = self.weight.shape[0], self.weight.numel()
+        if self.products < Products.TILES:
+            return chunk_rows(count, words * 3 // 2, "cpu", self.options.chunk)  # two thirds of the memory is as fast
+        # E is bf16; each further chunk reads and writes the table's gradient, so half of its numbers are allowed
+        elements = max(2 * CHUNK_ELEMENTS["cpu"], numbers // 2)
+        return chunk_rows(count, 1, "cpu", self.options.chunk, most=elements // words)
 
     def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
         """Return the soft-cap's derivative [n] at the targets' logits."""
@@ -132,7 +152,18 @@ def _is_faster(product_dtype: torch.dtype, multiplications: int) -> bool:
     """Return whether the operator is faster than torch's products of this type and size."""
     if product_dtype == torch.float32:
         return choose_products("auto", multiplications).native
-    return product_dtype == torch.bfloat16 and "amx_bf16" not in processor()  # torch's own products use AMX
+    return product_dtype == torch.bfloat16 and bf16_products() is not None
+
+
+def bf16_products() -> Products | None:
+    """Return how the operator multiplies in bf16; None if torch multiplies, which uses AMX.
+
+    Without a dot product of bf16 the operator multiplies in fp32.
+    """
+    if "amx_bf16" in processor() and switch() != "avx512":
+        uses_tiles = switch() == "amx" and kernels("amx_bf16") is not None
+        return Products.TILES if uses_tiles else None
+    return Products.PAIRS if "avx512_bf16" in processor() else Products.FP32
 
 
 @cache
