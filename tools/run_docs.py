@@ -199,7 +199,8 @@ def run(page: Path, kit: Path) -> str | None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         code = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # this checkout comes before an installed package
         settings = {"PATH": path, "PYTHONPATH": code, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-        settings["TIEWISE_NO_VERIFY_LOAD"] = "1"  # loading takes seconds for each rewrite; other tests do it
+        # a child process takes seconds for each rewrite and check; other tests start them
+        settings |= {"TIEWISE_NO_VERIFY_LOAD": "1", "TIEWISE_NO_BUILD": "1"}
 
         def call(*command: str) -> subprocess.CompletedProcess[str]:
             """Run a command in the copy; a timeout counts as exit code 1."""

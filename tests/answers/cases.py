@@ -178,6 +178,8 @@ CASES |= cases(
     {f"check fault {name}": f"check {name} {MORE_OPTIONS.get(name, '')}".strip() for name in FAULTS},
     needs=("outside.safetensors",),
 )
+CASES |= cases({"check fault b036": "check b036"}, environment={"TIEWISE_NO_BUILD": "0"})
+CASES |= cases({"check no build": "check tied --no-build"})
 CASES |= cases({f"check deep {name}": f"check {name} --deep" for name in ("nan", "equal", "half", "b043")})
 CASES |= cases(
     {f"check headers {name}": f"check {name} --headers" for name in ("sharded", "flag-lies", "b004", "b021")}

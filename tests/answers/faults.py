@@ -281,6 +281,7 @@ FAULTS = {
     "b034": _llama(files=GENERATION),
     "b034-eos": _llama(config={"eos_token_id": [1, 999, 77]}),
     "b035": _biased_bert,
+    "b036": _llama(),  # reported only if the class is asked
     "b040": _llama(False, head=OTHER.astype(np.float16)),
     "b040-dtype": _llama(config={"dtype": "bfloat16"}),
     "b041-nan": _llama(rows=64, tensors={TABLE: _spoiled(5, np.nan)}),

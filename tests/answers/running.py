@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 WIDTH = 100
-# the same for every case: no colour, one width, no network, the portable products, and no child that loads the result
+# the same for every case: no colour, one width, no network, the portable products, and no child process
 ENVIRONMENT = {
     "COLUMNS": str(WIDTH),
     "LINES": "50",
@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "TIEWISE_PRODUCTS": "default",
     "TIEWISE_KERNELS": "off",
     "TIEWISE_NO_VERIFY_LOAD": "1",
+    "TIEWISE_NO_BUILD": "1",
     "DISPLAY": "",
     "WAYLAND_DISPLAY": "",
 }

@@ -1,16 +1,25 @@
 """Test questions to classes that are built without weights: the child process, its cache, and its limits."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
-from asked_classes import reply_here
-from tiny_checkpoints import llama_config
+import tiny_classes as made
+import transformers as tr
+from asked_classes import asking_in_this_process
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import llama, llama_config
 
 from tiewise.checkpoint import built_class
+from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.built_class import ClassQuestion, NotBuilt, ask
+from tiewise.checkpoint.loader_columns import ERROR, RANDOM_HEAD, RANDOM_TENSORS, TIED
 from tiewise.core.json_child import NoReply
 
 QUESTION = "tiewise.checkpoint.class_load_answer"
+PLANTED = "from pathlib import Path\nPath('planted').touch()\n"  # code that must not run
 CONFIG = {**llama_config(True), "architectures": ["LlamaForCausalLM"]}
 
 
@@ -23,6 +32,28 @@ def enabled(monkeypatch, tmp_path):
 
 def question(config=CONFIG, class_name="LlamaForCausalLM", stored=None):
     return ClassQuestion(config, class_name, QUESTION, stored or {})
+
+
+def installed_transformers(audit):
+    return next(row for row in audit.outcomes if (row.loader, row.versions) == ("transformers", tr.__version__))
+
+
+def test_command_asks_class_in_child_process_and_runs_no_code_of_folder(tmp_path):
+    tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"]()).save_pretrained(tmp_path / "a")
+    lost = "model.layers.0.mlp.up_proj.weight"
+    rewritten(tmp_path / "a", without(lost))
+    for name in ("torch.py", "transformers.py", "a/modeling_llama.py"):
+        (tmp_path / name).write_text(PLANTED)
+    # `python -m` imports from the current folder, and the installed command does not
+    line = "import sys; sys.argv[0] = 'tiewise'; sys.path.remove(''); from tiewise.__main__ import main; main()"
+    environment = os.environ | {built_class.SWITCH: "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", line, "check", "a", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    findings = {finding["rule"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert lost in findings["B036"]["evidence"]
+    assert not (tmp_path / "planted").exists()
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 1
 
 
 def test_ask_uses_cached_reply_and_does_not_cache_stopped_child(enabled, monkeypatch):
@@ -69,17 +100,91 @@ def test_ask_says_why_class_was_not_built(enabled, monkeypatch):
     ],
 )
 def test_child_says_if_class_refuses_config(config, class_name, words, is_refused):
-    reply = reply_here(question(config, class_name))
+    with asking_in_this_process():
+        from tiewise.checkpoint import class_load
+
+        reply = class_load.ask(question(config, class_name))
     assert words in reply.reason
     assert reply.is_refused is is_refused
 
 
 def test_class_of_config_without_architectures_comes_from_auto_mappings():
+    from asked_classes import reply_here
+
     reply = reply_here(ClassQuestion(CONFIG, None, QUESTION, {}))
     assert "lm_head.weight" in reply["missing"]
 
 
-def test_child_process_builds_class_within_its_limits(enabled):
-    reply = ask(question())
-    assert "lm_head.weight" in reply["missing"]
-    assert reply["ties"] == {"lm_head.weight": "model.embed_tokens.weight"}
+def test_check_asks_no_class_for_custom_code_quantised_or_single_files(tmp_path):
+    path = llama(tmp_path / "a", True)
+    config = json.loads((path / "config.json").read_text())
+    with asking_in_this_process():
+        from tiewise.checkpoint import class_load
+
+        class_load.ask = lambda question: pytest.fail("a class was asked")
+        check(path / "model.safetensors")
+        for extra in ({"auto_map": {}}, {"quantization_config": {"quant_method": "fp8"}}, {"architectures": None}):
+            (path / "config.json").write_text(json.dumps(config | extra))
+            check(path)
+        check(path, build=False)
+
+
+def rewritten(path, change):
+    """Change the stored tensors of a folder in place."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def without(*words):
+    """Return a change that removes tensors whose names contain one of the words."""
+
+    def change(tensors):
+        for name in [name for name in tensors if any(word in name for word in words)]:
+            del tensors[name]
+
+    return change
+
+
+def shortened(name):
+    """Return a change that cuts the first axis of a tensor."""
+
+    def change(tensors):
+        tensors[name] = tensors[name][:-1].clone()
+
+    return change
+
+
+BERT = "bert.encoder.layer.0."
+CHANGES = [  # model, change of its tensors, outcome
+    (lambda: made.masked("bert"), without(), TIED),
+    (lambda: made.masked("bert"), without("layer.1."), RANDOM_TENSORS),
+    (lambda: made.masked("bert"), without("layer.1.", "predictions.transform"), RANDOM_HEAD),
+    (lambda: made.masked("bert"), shortened(f"{BERT}output.dense.weight"), ERROR),
+    (lambda: made.text_to_text("bert", "gpt2"), without("enc_to_dec_proj", "decoder.transformer.h.1."), RANDOM_TENSORS),
+    (made.t5gemma, without("encoder.layers.0"), RANDOM_TENSORS),
+]
+
+
+@pytest.mark.parametrize(("make", "change", "outcome"), CHANGES)
+def test_outcome_for_whole_model_matches_load_with_transformers(tmp_path, make, change, outcome):
+    model = make()
+    model.save_pretrained(tmp_path)
+    rewritten(tmp_path, change)
+    with asking_in_this_process():
+        audit = check(tmp_path)
+    row = installed_transformers(audit)
+    assert row.outcome == outcome
+    found = [finding for finding in audit.findings if finding.rule == "B036"]
+    if outcome == ERROR:
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            type(model).from_pretrained(tmp_path)
+        assert "is stored as" in found[0].evidence
+        return
+    missing = type(model).from_pretrained(tmp_path, output_loading_info=True)[1]["missing_keys"]
+    elsewhere = {name for name in missing if "predictions.transform" not in name}
+    assert bool(found) is bool(elsewhere)
+    if elsewhere:
+        assert f"draws {len(elsewhere):,} of " in found[0].evidence
+        assert f"{len(elsewhere):,} " in row.sentence

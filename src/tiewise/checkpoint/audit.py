@@ -231,13 +231,14 @@ def check(
     world: int | None = None,
     as_class: str | None = None,
     quantise: str | os.PathLike[str] | None = None,
+    build: bool = True,
     follow_links: bool = False,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
     """Check a checkpoint and report the findings of the rules.
 
-    `check` executes nothing, writes nothing and opens no pickle.
+    `check` executes nothing of the checkpoint, writes nothing into it and opens no pickle.
 
     Args:
         path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder.
@@ -249,6 +250,8 @@ def check(
         world: number of ranks that will share the tables; B042 reports the part of each rank.
         as_class: for a folder, the class of transformers that loads it, if it differs from the class in the config.
         quantise: JSON file with the config of a planned quantisation, which B051 and B053 check in advance.
+        build: if transformers is installed, build the class without weights in a child process, which shows for every
+            tensor if it is loaded. False, or the environment variable TIEWISE_NO_BUILD=1: judge the two ends alone.
         follow_links: follow links that lead outside the folder, which `check` refuses otherwise.
         select: ids or prefixes of the rules to run, or one of them. Empty runs all.
         ignore: ids or prefixes of the rules to skip, or one of them.
@@ -268,7 +271,7 @@ def check(
     ('folder', 1, 128, ('B021',))
     """
     require_path("check(FOLDER)", path)
-    options = _CheckOptions(Path(path), deep, scan, base, beside, target, world, as_class, quantise)
+    options = _CheckOptions(Path(path), deep, scan, base, beside, target, world, as_class, quantise, build)
     selected = select if isinstance(select, str) else tuple(select)
     with following_links(follow_links):
         options.require_consistent()
@@ -288,6 +291,7 @@ class _CheckOptions(NamedTuple):
     world: int | None
     as_class: str | None
     quantise: AnyPath | None
+    build: bool
 
     def require_consistent(self) -> None:
         """Raise a CheckpointError if the arguments contradict each other for any checkpoint."""
@@ -398,7 +402,7 @@ def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _OpenedChec
         folder = _with_class(folder, path, options.as_class)
     planned = None if options.quantise is None else read_quantisation(options.quantise)
     target = options.facts_of(options.target)
-    facts = Facts(folder, options.scan, options.world, options.as_class, planned, target)
+    facts = Facts(folder, options.scan, options.world, options.as_class, planned, target, builds=options.build)
     audit = _audit_of_model(path, facts)
     checkpoint_types = {"any", "folder", audit.kind}
     if target is not None:

@@ -9,19 +9,76 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from tiewise.checkpoint.claims import PACKED, in_layer, is_foreign
+from tiewise.checkpoint.built_class import NotBuilt
+from tiewise.checkpoint.claims import PACKED, architecture, in_layer, is_foreign, needs_tiewise
+from tiewise.checkpoint.class_load import ClassLoad, ask_load
+from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.family_record import ClassEnds, module_of
 from tiewise.checkpoint.folder_facts import FolderFacts
+from tiewise.checkpoint.hf_folder import INDEX, SINGLE
 from tiewise.checkpoint.stored import Stored
 
 _LOGITS_BIAS = "final_logits_bias"  # buffer of BART: it starts as zeros, and few files store it
+_LEARNED_BUFFERS = ("running_mean", "running_var")  # batch norms learn these; other buffers are constants of the class
 _LAYER_NUMBER = re.compile(r"(.+?)\.\d+\.")  # group 1 is the prefix before the number
 
 
+@dataclass(frozen=True)
 class ClassFacts(FolderFacts):
     """Facts about the tensors of one checkpoint's class."""
+
+    # the installed transformers may be asked; False: the architecture data alone
+    builds: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def class_load(self) -> ClassLoad | NotBuilt:
+        """Return what the installed transformers does with every tensor, or why it was not asked."""
+        reason = self._reason_against_asking()
+        if reason is not None:
+            return NotBuilt(reason)
+        name = architecture(self.config)
+        if name is None:
+            return NotBuilt("config.json names no class")
+        return ask_load(self.config, name, self.folder.tensors)
+
+    def _reason_against_asking(self) -> str | None:
+        """Return why the class is not asked about its tensors; None if it may be."""
+        if not self.builds:
+            return "it was not asked"
+        if self.folder.single or self.folder.config is None:
+            return "there is no config.json"
+        if needs_tiewise(self.config):
+            return "a model of tiewise's own type is not a class of transformers"
+        if "auto_map" in self.config:
+            return "its classes come as custom code, which is not run"
+        if self.quantised or quantisation(self.config):
+            return "it is quantised"
+        if not self.is_complete or self.folder.opened not in (SINGLE, INDEX):
+            return "some tensors could not be read"
+        return None
+
+    @cached_property
+    def missing_elsewhere(self) -> tuple[str, ...]:
+        """Return tensors outside the embedding and head that start with new values.
+
+        Names are those of the class. Empty if the class was not asked.
+        """
+        load = self.class_load
+        if isinstance(load, NotBuilt):
+            return ()
+        learned_buffers = [name for name in load.missing_buffers if name.endswith(_LEARNED_BUFFERS)]
+        missing = (*load.missing, *learned_buffers)
+        return tuple(name for name in missing if name not in self.names_at_the_ends)
+
+    @property
+    def names_at_the_ends(self) -> frozenset[str]:
+        """Return the class's tensors at the two ends: tables, biases, and layers between body and head."""
+        ends = self.class_ends
+        tables = [f"{module}.weight" for module in ends.modules]
+        return frozenset((*tables, *ends.biases, *ends.head))
 
     @cached_property
     def misfits(self) -> dict[str, tuple[int, ...]]:

@@ -20,10 +20,11 @@ STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
 # outcomes
 TIED, UNTIED, UNTIED_WITH_WARNING = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS = "head dropped", "random head", "random table", "new bias"
-NO_SCALE, RANDOM_LAYERS = "scale dropped", "random layers"
+NO_SCALE, RANDOM_LAYERS, RANDOM_TENSORS = "scale dropped", "random layers", "random tensors"
+INCOMPLETE = "incomplete"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
 # outcomes without a model, or with parts that nobody trained
-BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)
+BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, RANDOM_TENSORS, INCOMPLETE, NEW_BIAS, NO_SCALE, ERROR)
 CORRECT = (TIED, UNTIED, UNTIED_WITH_WARNING, NO_HEAD)
 SENTENCES = {  # {outcome: the usual sentence about it}
     TIED: "The head is the table.",
@@ -33,6 +34,8 @@ SENTENCES = {  # {outcome: the usual sentence about it}
     RANDOM_HEAD: "The head is drawn at random: no tensor is its own, and nothing ties it.",
     RANDOM_TABLE: "The input table is drawn at random.",
     RANDOM_LAYERS: "The layers are drawn at random: none is stored under a name that the class is loaded from.",
+    RANDOM_TENSORS: "Tensors outside the embedding and head are drawn at random.",
+    INCOMPLETE: "Tensors outside the embedding and head are not stored.",
     ERROR: "It refuses to load.",
     NO_SCALE: "The numbers of the packed head are taken for its weights, and their scales are dropped.",
     NO_HEAD: "The class has no token head.",
@@ -46,6 +49,8 @@ PHRASES = {  # {outcome: the predicate of a sentence whose subject is several lo
     RANDOM_HEAD: "draw the head at random",
     RANDOM_TABLE: "draw the input table at random",
     RANDOM_LAYERS: "draw layers at random",
+    RANDOM_TENSORS: "draw tensors outside the two ends at random",
+    INCOMPLETE: "lack tensors outside the two ends",
     NEW_BIAS: "start the head's bias anew",
     NO_SCALE: "drop the scales of the head",
     ERROR: "refuse to load",

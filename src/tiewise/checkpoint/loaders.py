@@ -13,8 +13,12 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.loader_columns import (
     DROPPED,
+    ERROR,
+    INCOMPLETE,
     LLAMA_CPP_NAMED,
+    MLX,
     NO_SCALE,
+    RANDOM_TENSORS,
     SGLANG,
     TRANSFORMERS_4,
     TRANSFORMERS_5,
@@ -30,12 +34,33 @@ from tiewise.checkpoint.mlx_loading import MlxLoading
 from tiewise.checkpoint.server_loading import server_outcome
 from tiewise.checkpoint.transformers_loading import WITH_TIEWISE, TransformersLoading
 
+# {loader that does more with missing tensors than to leave them as they are: its outcome}
+WITH_MISSING_TENSORS = {TRANSFORMERS_5.name: RANDOM_TENSORS, MLX.name: ERROR}
+
 
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     """Return the outcome of each loader. Empty without a config or tensors."""
-    claims = facts.claims
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
+    outcomes = _by_the_ends(facts)
+    if not facts.missing_elsewhere:
+        return outcomes
+    return tuple(_with_missing_tensors(facts, outcome) for outcome in outcomes)
+
+
+def _with_missing_tensors(facts: Facts, outcome: LoaderOutcome) -> LoaderOutcome:
+    """Return the outcome of a loader that finds both ends and lacks other tensors of the class."""
+    if outcome.right is not True:
+        return outcome
+    count = len(facts.missing_elsewhere)
+    sentence = f"{count:,} tensor{'s' if count > 1 else ''} outside the embedding and head are not stored."
+    word = WITH_MISSING_TENSORS.get(outcome.loader, INCOMPLETE)
+    return replace(outcome, outcome=word, sentence=sentence, right=False)
+
+
+def _by_the_ends(facts: Facts) -> tuple[LoaderOutcome, ...]:
+    """Return the outcome of each loader; all but the installed transformers are judged by the two ends."""
+    claims = facts.claims
     with_transformers = tuple(_transformers(facts))
     if facts.as_class is not None:  # only transformers has this class
         return with_transformers

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tiewise.checkpoint.claims import TIEWISE_TYPE, architecture, needs_tiewise
+from tiewise.checkpoint.class_load import ClassLoad
+from tiewise.checkpoint.class_outcome import ELSEWHERE, ClassOutcome
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import SINGLE
@@ -28,7 +30,6 @@ from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
 WITH_TIEWISE = "transformers with tiewise.hf"
-_ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
 _STARTS_RANDOM = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
 
 
@@ -40,10 +41,20 @@ class TransformersLoading:
         self.is_recent = loader.versions == TRANSFORMERS_5.versions
 
     def outcome(self) -> LoaderOutcome:
-        """Return the outcome of the first failing check, else the entry of the loader's column."""
+        """Return the outcome of the first failing check, else the entry of the loader's column.
+
+        If the class was asked about its tensors, its answer decides.
+        """
+        failure = self._check_type() or self._check_opened_file()
+        if failure is not None:
+            return failure
+        if self.is_recent:
+            load = self.facts.class_load
+            if isinstance(load, ClassLoad):
+                return ClassOutcome(self.facts, self.loader, self.flag, load).outcome()
+            if load.is_refused:
+                return self._outcome(ERROR, f"Its class refuses the config: {load.reason}.")
         checks = (
-            self._check_type,
-            self._check_opened_file,
             self._check_class,
             self._check_head,
             self._check_flag,
@@ -164,7 +175,7 @@ class TransformersLoading:
         """Return an outcome if layers, tensors before the head, or its bias are not stored."""
         facts = self.facts
         if facts.foreign_layers is not None:
-            why = _ELSEWHERE.format(facts.foreign_layers, facts.class_ends.layers[0])
+            why = ELSEWHERE.format(facts.foreign_layers, facts.class_ends.layers[0])
             return self._outcome(RANDOM_LAYERS, why)
         if facts.missing_head:
             absent = short(facts.saved_name(facts.missing_head[0]))

@@ -58,14 +58,21 @@ def check(
     headers: bool = typer.Option(
         False, "--headers", help="Read headers only, so that equal tables are not recognised.", rich_help_panel=READING
     ),
+    no_build: bool = typer.Option(
+        False,
+        "--no-build",
+        envvar="TIEWISE_NO_BUILD",
+        help="Do not build the class with transformers, which shows if every tensor is loaded.",
+        rich_help_panel=READING,
+    ),
     follow_links: bool = o.FOLLOW_LINKS,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
     """Check a checkpoint's input embedding and output head, and say how to repair faults.
 
-    It reports the tables that the files store and how each loader reads them. It executes nothing, opens no pickle and
-    writes nothing.
+    It reports the tables that the files store and how each loader reads them. It runs no code of the checkpoint, opens
+    no pickle and writes nothing.
     """
     if explain is not None:
         _explain(explain, json_)
@@ -76,6 +83,7 @@ def check(
         raise typer.BadParameter(f"--fail-on {fail_on}; {suggest_choices(fail_on, FAIL_ON)}")
     options: dict[str, Any] = {"base": base, "beside": original, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
+    options |= {"build": not no_build}
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
     view: dict[str, bool] | None = {"full": full, "named": len(paths) > 1}
     if json_:

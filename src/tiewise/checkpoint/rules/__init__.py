@@ -37,6 +37,9 @@
 #     B100  warning  an ONNX file stores a shared table once
 #     B101  error    an exported model has its head
 #
+# other_tensors.py
+#     B036  error    the class finds all its tensors outside the embedding and head
+#
 # quantisation.py
 #     B050  error    a quantisation treats both ends of a tied pair alike
 #     B051  warning  what a quantisation leaves alone are modules of the model

@@ -41,7 +41,7 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     >>> receipt.dropped, receipt.bytes_before - receipt.bytes_after
     (('lm_head.weight',), 1280)
     """
-    findings = check(facts.path).findings
+    findings = check(facts.path, build=False).findings
     rules = {finding.rule for finding in findings if finding.safe}
     causes = [finding for finding in findings if finding.rule != "B080" or not rules]  # B080 follows from the others
     by_hand = _repairs_by_hand(causes)
@@ -136,6 +136,6 @@ def _equal_copies(facts: Facts) -> frozenset[tuple[str, str]]:
 
 def _flaws(folder: Path) -> Iterator[str]:
     """Yield the safe findings that the finished result still has."""
-    for finding in check(folder).findings:
+    for finding in check(folder, build=False).findings:
         if finding.safe:
             yield f"{finding.rule} is left ({finding.evidence})"
