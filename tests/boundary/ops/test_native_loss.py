@@ -11,11 +11,11 @@ from tests.boundary.ops.test_cross_entropy import assert_near, error, gradients,
 from tests.boundary.ops.test_log_prob import PARTS, plain, run
 
 from tiewise.boundary.ops import compiled_kernels as compiled
-from tiewise.boundary.ops import native_loss
+from tiewise.boundary.ops import few_tokens, native_loss
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.fast_products import ProductChoice
 from tiewise.boundary.ops.log_prob import vocabulary_statistics
-from tiewise.boundary.ops.native_loss import Products
+from tiewise.boundary.ops.native_loss import KernelProducts
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
@@ -117,7 +117,11 @@ def without_amx(monkeypatch):
     monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
 
 
-NEEDED = {Products.PAIRS: "avx512_bf16", Products.TILES: "amx_bf16", Products.EMULATED_TILES: "avx512"}
+NEEDED = {
+    KernelProducts.PAIRS: "avx512_bf16",
+    KernelProducts.TILES: "amx_bf16",
+    KernelProducts.EMULATED_TILES: "avx512_bf16",
+}
 
 
 def skip_without(products):
@@ -130,8 +134,14 @@ def skip_without(products):
 def bf16_products(request, monkeypatch):
     """Let the kernel multiply bf16 with AVX-512, with AMX, or with an emulation of AMX; skip if it cannot."""
     skip_without(request.param)
-    monkeypatch.setattr(native_loss, "bf16_products", lambda: request.param)
+    multiply_bf16(monkeypatch, request.param)
     return request.param
+
+
+def multiply_bf16(monkeypatch, products):
+    """Let the kernel multiply bf16 in this way, for any number of tokens."""
+    monkeypatch.setattr(native_loss, "bf16_products", lambda: products)
+    monkeypatch.setattr(few_tokens, "FEW_TOKENS", 0)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
@@ -165,7 +175,8 @@ def test_bf16_products_support_every_option(kernel_calls, bf16_products, chosen)
 @pytest.fixture
 def emulated_tiles(monkeypatch):
     """Let the kernel multiply bf16 with an emulation of AMX."""
-    monkeypatch.setattr(native_loss, "bf16_products", lambda: Products.EMULATED_TILES)
+    skip_without(KernelProducts.EMULATED_TILES)
+    multiply_bf16(monkeypatch, KernelProducts.EMULATED_TILES)
 
 
 @given(st.integers(32, 130), st.integers(2, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
@@ -219,14 +230,80 @@ def test_nan_reaches_every_row_of_the_table_gradient_by_tiles(emulated_tiles):
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
 def test_emulated_tiles_equal_those_of_the_processor(monkeypatch, chosen, chunk):
     """Skipped without AMX. The emulation is compared with Intel's definition in tile_registers.cpp."""
-    skip_without(Products.TILES)
+    skip_without(KernelProducts.TILES)
     inputs, t = problem(777, 1009, 33, torch.bfloat16)
     results = []
-    for products in (Products.TILES, Products.EMULATED_TILES):
-        monkeypatch.setattr(native_loss, "bf16_products", lambda products=products: products)
+    for products in (KernelProducts.TILES, KernelProducts.EMULATED_TILES):
+        multiply_bf16(monkeypatch, products)
         loss, grads = gradients(linear_cross_entropy, inputs, t, **options_of(chosen | {"chunk": chunk}, 1009))
         results.append([loss, *grads])
     assert all(map(torch.equal, *results))
+
+
+@pytest.fixture
+def few_token_trials(monkeypatch, tmp_path):
+    """Simulate AMX with the trial's times; return them, and the losses that each trial got."""
+    times, trials = {}, []
+    monkeypatch.setattr(native_loss, "bf16_products", lambda: KernelProducts.EMULATED_TILES)
+    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16", "amx_bf16")))
+    monkeypatch.setattr(few_tokens, "_fastest", {})
+    monkeypatch.setattr(few_tokens, "measure", lambda losses: trials.append(losses) or dict(times))
+    monkeypatch.setattr("tiewise.boundary.ops.fast_products.cache_folder", lambda: tmp_path)
+    return times, trials
+
+
+def chosen_products(count, v=300):
+    """Return how the kernel multiplies this many tokens in bf16; None if torch does."""
+    (h, w, _), t = problem(count, v, 20, torch.bfloat16)
+    kernel = native_loss.find_kernel(LossOptions(), LossTensors(h, w, None, t), torch.bfloat16, count)
+    return None if kernel is None else kernel.products
+
+
+@pytest.mark.parametrize(
+    ("fastest", "products"),
+    [("tiles", KernelProducts.EMULATED_TILES), ("pairs", KernelProducts.PAIRS), ("torch", None)],
+)
+def test_trial_chooses_the_products_of_few_tokens(few_token_trials, fastest, products):
+    times, trials = few_token_trials
+    times.update({"tiles_ms": 2.0, "pairs_ms": 3.0, "torch_ms": 4.0} | {f"{fastest}_ms": 1.0})
+    assert chosen_products(100) == products
+    assert chosen_products(130) == products  # the same power of two
+    assert len(trials) == 1
+    few_tokens._fastest.clear()  # a new process reads the cached trial
+    assert chosen_products(100) == products
+    assert len(trials) == 1
+    assert chosen_products(300) == products
+    assert chosen_products(100, v=301) == products
+    assert len(trials) == 3
+    assert chosen_products(512) == KernelProducts.EMULATED_TILES
+    assert len(trials) == 3
+
+
+def test_trial_of_few_tokens_times_the_same_loss_by_each_method(few_token_trials, monkeypatch):
+    times, trials = few_token_trials
+    skip_without(KernelProducts.PAIRS)
+    times["tiles_ms"] = 1.0
+    chosen_products(100)
+    results = []
+    for owner, name in ((native_loss._NativeLoss, "compute"), (native_loss.chunked, "loss_pass")):
+        compute = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, compute=compute: results.append(compute(*args)))
+    (losses,) = trials
+    for compute_loss in losses.values():
+        compute_loss()
+    assert set(losses) == {"tiles", "pairs", "torch"}
+    (tiles, tile_gradients), *others = results
+    for loss, grads in others:
+        assert error(loss, tiles) < 5e-3  # torch rounds logits to bf16
+        assert_near(grads[:2], tile_gradients[:2], 1e-2)
+
+
+def test_measure_returns_the_fastest_round_of_each_computation():
+    calls = []
+    times = few_tokens.measure({name: lambda name=name: calls.append(name) for name in ("a", "b")})
+    assert calls == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert set(times) == {"a_ms", "b_ms"}
+    assert all(0 < milliseconds < 1000 for milliseconds in times.values())
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -356,6 +433,11 @@ def test_loss_operator_passes_opcheck_and_compiles_in_one_graph(kernel_calls):
             arguments = (h, w, b, t, c, c, None, None, into, 0.5, 3.0, 64, 0, False, True, *last)
             torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
     how = (None, None, None, 1.0, 0.0, 64, 0, False, False)
+    for products in (-1, 4, *([] if compiled.kernels("amx_bf16") else [KernelProducts.TILES])):
+        with pytest.raises(RuntimeError, match=r"products must be 0 to 3|no AMX|no dot product"):
+            compiled.kernels().vocabulary_loss(
+                *(h, w, None, t, c, c), *how[:5], 64, products, False, False, True, True, True
+            )
     for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
         with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
             compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, *how, *last)

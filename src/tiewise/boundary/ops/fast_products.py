@@ -284,12 +284,7 @@ def _find_fastest_exact(threads: int) -> ProductChoice:
     reason = _rounding_reason()
     if reason:
         return _make_choice("default", reason)
-    problem = {
-        "processor": _processor_traits().get("cpu_name"),
-        "torch": torch.__version__,
-        "type": "float32",
-        "threads": threads,
-    }
+    problem = trial_conditions(threads) | {"type": "float32"}
     has_kernels = kernels() is not None
     names = ["default_ms", "onednn_ms"]
     if has_kernels:
@@ -307,6 +302,11 @@ def _find_fastest_exact(threads: int) -> ProductChoice:
 
 
 # trials
+
+
+def trial_conditions(threads: int) -> dict[str, Any]:
+    """Return the conditions on which every trial depends: processor, torch and the number of threads."""
+    return {"processor": _processor_traits().get("cpu_name"), "torch": torch.__version__, "threads": threads}
 
 
 def cached_or_measured(

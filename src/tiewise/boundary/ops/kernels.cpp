@@ -1237,7 +1237,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
   STD_TORCH_CHECK(n && V && d, "nothing to compute");
   const auto unit = static_cast<avx512::Products>(products);
   STD_TORCH_CHECK(products >= 0 && unit <= avx512::Products::EMULATED_TILES, "products must be 0 to 3");
-  STD_TORCH_CHECK(unit != avx512::Products::TILES || instruction_sets() >> 3 & 1, "this processor has no AMX");
+  const int64_t sets = instruction_sets();
+  STD_TORCH_CHECK(unit == avx512::Products::FP32 || sets >> 2 & 1, "this processor has no dot product of bf16");
+  STD_TORCH_CHECK(unit != avx512::Products::TILES || sets >> 3 & 1, "this processor or system has no AMX");
   const ScalarType type = narrow ? ScalarType::BFloat16 : ScalarType::Float;
   Tensor nll = made(features, {n}), lse = made(features, {n}), h = made(features, {entropy ? n : 0});
   Tensor db = made(features, {by_bias ? V : 0});

@@ -7,21 +7,22 @@ lse_i to c_i after computing lse_i. Without a soft-cap, smoothing is linear in t
 
 If the processor has a dot product of bf16, the kernel multiplies in bf16. If it has none and torch emulates it, the
 kernel multiplies its inputs in fp32 without rounding them. On a processor with AMX, torch multiplies in bf16 unless
-TIEWISE_KERNELS is `amx` or `avx512`: the kernel for AMX is not measured on such a processor yet. The kernel computes
-products of fp32 if the trial of `fast_products` measured it to be no slower.
+TIEWISE_KERNELS is `amx` or `avx512`: the kernel for AMX is not measured on such a processor yet. With `amx`, a trial
+of `few_tokens` chooses the products for few tokens. The kernel computes products of fp32 if the trial of
+`fast_products` measured it to be no slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import chunked, devices
+from tiewise.boundary.ops import chunked, devices, few_tokens
 from tiewise.boundary.ops.chunk_products import WIDENED, Gradients
 from tiewise.boundary.ops.compiled_kernels import kernels, processor, switch
 from tiewise.boundary.ops.fast_products import choose_products
@@ -32,7 +33,7 @@ LEAST = 2**27  # multiplications of a product, about a millisecond; in smaller o
 TOKENS = 32  # tokens of a panel of the kernel; fewer are padded to it
 
 
-class Products(IntEnum):
+class KernelProducts(IntEnum):
     """How the operator multiplies: the values of its argument `products`."""
 
     FP32 = 0
@@ -55,16 +56,21 @@ class KernelResult(NamedTuple):
 class NativeKernel:
     """Compiled operator for one table and its options; each call provides the tokens."""
 
-    def __init__(self, library: Any, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> None:
-        """Choose the types in which the operator multiplies and returns gradients."""
+    def __init__(
+        self,
+        library: Any,
+        options: LossOptions,
+        tensors: LossTensors,
+        product_dtype: torch.dtype,
+        products: KernelProducts,
+    ) -> None:
+        """Choose the type in which the operator returns gradients."""
         features, weight, bias, _ = tensors
         self.library, self.options, self.product_dtype, self.weight = library, options, product_dtype, weight
+        self.products = products
         self.bias = None if bias is None else bias.float().contiguous()
         are_narrow = {features.dtype, weight.dtype} == {torch.bfloat16}
         self.gradients_are_narrow = are_narrow and not options.label_smoothing
-        self.products = Products.FP32
-        if product_dtype == torch.bfloat16:
-            self.products = bf16_products() or Products.FP32
 
     def __call__(
         self,
@@ -102,7 +108,7 @@ class NativeKernel:
     def _rows(self, count: int) -> int:
         """Return how many of `count` tokens the operator computes at a time."""
         words, numbers = self.weight.shape[0], self.weight.numel()
-        if self.products < Products.TILES:
+        if self.products < KernelProducts.TILES:
             return chunk_rows(count, words * 3 // 2, "cpu", self.options.chunk)  # two thirds of the memory is as fast
         # E is bf16; each further chunk reads and writes the table's gradient, so half of its numbers are allowed
         elements = max(2 * CHUNK_ELEMENTS["cpu"], numbers // 2)
@@ -134,7 +140,49 @@ def find_kernel(
     if library is None:
         return None
     _register_shapes(library)
-    return NativeKernel(library, options, tensors, product_dtype)
+    make_kernel = partial(NativeKernel, library, options, tensors, product_dtype)
+    products = KernelProducts.FP32
+    if product_dtype == torch.bfloat16:
+        products = bf16_products() or KernelProducts.FP32
+    if products >= KernelProducts.TILES and count < few_tokens.FEW_TOKENS:
+        return _fastest_for_few_tokens(options, tensors, count, make_kernel, products)
+    return make_kernel(products)
+
+
+def _fastest_for_few_tokens(
+    options: LossOptions,
+    tensors: LossTensors,
+    count: int,
+    make_kernel: Callable[[KernelProducts], NativeKernel],
+    tiles: KernelProducts,
+) -> NativeKernel | None:
+    """Return the operator with the bf16 products that a trial found fastest; None if those of torch are."""
+    candidates = {"tiles": make_kernel(tiles), "torch": None}
+    if "avx512_bf16" in processor():
+        candidates["pairs"] = make_kernel(KernelProducts.PAIRS)
+    make_losses = partial(_trial_losses, candidates, tensors.weight, count, options.logits)
+    return candidates[few_tokens.choose_fastest(count, tensors.weight, options.logits, make_losses)]
+
+
+def _trial_losses(
+    candidates: dict[str, NativeKernel | None], weight: Tensor, count: int, logits: str | None
+) -> dict[str, Callable[[], object]]:
+    """Return a loss of random tokens on the table, with its gradients, by each candidate; None is torch."""
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(count, weight.shape[1], generator=draw, device="cpu").to(weight.dtype)
+    targets = torch.randint(0, len(weight), (count,), generator=draw, device="cpu")
+    options, tensors = LossOptions(logits=logits), LossTensors(features, weight, None, targets)
+    needs = (True, True, False)
+
+    def run(kernel: NativeKernel | None) -> None:
+        """Compute the loss and its gradients."""
+        with torch.autocast("cpu", enabled=False), torch.no_grad():
+            if kernel is None:
+                chunked.loss_pass(options, tensors, torch.bfloat16, needs, None, None)
+            else:
+                _NativeLoss(options, tensors, None).compute(kernel, needs, None)
+
+    return {name: partial(run, kernel) for name, kernel in candidates.items()}
 
 
 def _supports(options: LossOptions, tensors: LossTensors) -> bool:
@@ -155,15 +203,15 @@ def _is_faster(product_dtype: torch.dtype, multiplications: int) -> bool:
     return product_dtype == torch.bfloat16 and bf16_products() is not None
 
 
-def bf16_products() -> Products | None:
+def bf16_products() -> KernelProducts | None:
     """Return how the operator multiplies in bf16; None if torch multiplies, which uses AMX.
 
     Without a dot product of bf16 the operator multiplies in fp32.
     """
     if "amx_bf16" in processor() and switch() != "avx512":
         uses_tiles = switch() == "amx" and kernels("amx_bf16") is not None
-        return Products.TILES if uses_tiles else None
-    return Products.PAIRS if "avx512_bf16" in processor() else Products.FP32
+        return KernelProducts.TILES if uses_tiles else None
+    return KernelProducts.PAIRS if "avx512_bf16" in processor() else KernelProducts.FP32
 
 
 @cache
