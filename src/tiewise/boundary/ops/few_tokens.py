@@ -1,4 +1,4 @@
-"""Trial that chooses how the loss of few tokens multiplies in bf16 on a processor with AMX.
+"""Trial that chooses how a bf16 loss of few tokens multiplies, with AMX.
 
 With many tokens the products take the time, and tiles are fastest at them. With few tokens, reading the table and
 writing its gradient take as long, and any method may be fastest. So each method computes a loss of random tokens on the
@@ -28,7 +28,9 @@ _fastest: dict[tuple[object, ...], str] = {}  # by the properties of a problem
 def choose_fastest(
     tokens: int, weight: Tensor, logits: str | None, make_losses: Callable[[], dict[str, Callable[[], object]]]
 ) -> str:
-    """Return the name of the fastest of several computations of a loss, by a trial now or earlier.
+    """Return the name of the fastest computation of a loss.
+
+    A trial, now or earlier, decides.
 
     Args:
         tokens: number of tokens; a trial applies to all numbers with the same nearest power of two.
@@ -52,9 +54,9 @@ def choose_fastest(
 
 
 def measure(losses: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the milliseconds of each computation, under its name and `_ms`: the minimum of alternating rounds.
+    """Return the milliseconds of each computation: the minimum of alternating rounds.
 
-    An uncounted round comes first.
+    Keys are the names with `_ms`. An uncounted round comes first.
     """
     best = {f"{name}_ms": math.inf for name in losses}
     for number in range(-1, ROUNDS):

@@ -156,7 +156,10 @@ def _fastest_for_few_tokens(
     make_kernel: Callable[[KernelProducts], NativeKernel],
     tiles: KernelProducts,
 ) -> NativeKernel | None:
-    """Return the operator with the bf16 products that a trial found fastest; None if those of torch are."""
+    """Return the operator with the products that a trial measured as fastest.
+
+    It is None if those are the products of torch.
+    """
     candidates = {"tiles": make_kernel(tiles), "torch": None}
     if "avx512_bf16" in processor():
         candidates["pairs"] = make_kernel(KernelProducts.PAIRS)
@@ -167,7 +170,10 @@ def _fastest_for_few_tokens(
 def _trial_losses(
     candidates: dict[str, NativeKernel | None], weight: Tensor, count: int, logits: str | None
 ) -> dict[str, Callable[[], object]]:
-    """Return a loss of random tokens on the table, with its gradients, by each candidate; None is torch."""
+    """Return a loss of random tokens, with its gradients, by each candidate.
+
+    The table is the caller's. The candidate None is torch.
+    """
     draw = torch.Generator().manual_seed(0)
     features = torch.randn(count, weight.shape[1], generator=draw, device="cpu").to(weight.dtype)
     targets = torch.randint(0, len(weight), (count,), generator=draw, device="cpu")
