@@ -186,8 +186,8 @@ CASES |= cases(
 )
 CASES |= cases(
     {
-        "check beside": "check model.gguf --beside untied",
-        "check beside onnx": "check sound.onnx --beside tied",
+        "check original": "check model.gguf --original untied",
+        "check original onnx": "check sound.onnx --original tied",
         "check base": "check adapter --base tied",
         "check explain": "check --explain all",
         "check explain unknown": "check --explain b999",

@@ -270,7 +270,7 @@ def write_case(rng, folder, kinds, verb):
     arguments = {"path": folder, "scan": scan, "deep": deep}
     if kind == "gguf":
         arguments["path"] = folder / "m.gguf"
-        arguments["beside"] = rng.choice([None, folder])
+        arguments["original"] = rng.choice([None, folder])
     elif kind == "onnx":
         arguments["path"] = folder / rng.choice(["", "m.onnx"])
     elif kind == "draft":

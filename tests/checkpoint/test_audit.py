@@ -127,7 +127,7 @@ def test_check_refuses_unknown_rules_severities_and_targets(tmp_path, asked, say
         asked(llama(tmp_path))
 
 
-ELSEWHERE = {"base": "model m.gguf", "beside": "model adapter"}
+ELSEWHERE = {"base": "model m.gguf", "original": "model adapter"}
 ELSEWHERE |= dict.fromkeys(("as_class", "target", "quantise"), "adapter m.gguf")
 
 

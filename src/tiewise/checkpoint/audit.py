@@ -40,7 +40,7 @@ _COMPLETE_MODEL_RULES = ("B01", "B02", "B03", "B042", "B080")
 # {argument of `check`: (type of checkpoint that it needs, message for any other type)}
 _NEEDED_BY = {
     "base": ("adapter", "this is not an adapter's folder"),
-    "beside": ("file", "this is no GGUF or ONNX file"),
+    "original": ("file", "this is no GGUF or ONNX file"),
     "as_class": ("model", "this is not a model's folder"),
     "target": ("model", "this is no draft model"),
     "quantise": ("model", "this is not a whole checkpoint"),
@@ -226,7 +226,7 @@ def check(
     deep: bool = False,
     scan: bool = True,
     base: str | os.PathLike[str] | None = None,
-    beside: str | os.PathLike[str] | None = None,
+    original: str | os.PathLike[str] | None = None,
     target: str | os.PathLike[str] | None = None,
     world: int | None = None,
     as_class: str | None = None,
@@ -245,7 +245,7 @@ def check(
         deep: read every row of the tables and compare all large tensors.
         scan: compare the tables. False reads headers only, which cannot distinguish equal from different tables.
         base: for an adapter, the checkpoint that it changes.
-        beside: for a GGUF or ONNX file, the Hugging Face checkpoint that it was made from.
+        original: for a GGUF or ONNX file, the Hugging Face checkpoint that it was made from.
         target: for a draft model or head, the checkpoint that it proposes tokens to.
         world: number of ranks that will share the tables; B042 reports the part of each rank.
         as_class: for a folder, the class of transformers that loads it, if it differs from the class in the config.
@@ -271,7 +271,7 @@ def check(
     ('folder', 1, 128, ('B021',))
     """
     require_path("check(FOLDER)", path)
-    options = _CheckOptions(Path(path), deep, scan, base, beside, target, world, as_class, quantise, build)
+    options = _CheckOptions(Path(path), deep, scan, base, original, target, world, as_class, quantise, build)
     selected = select if isinstance(select, str) else tuple(select)
     with following_links(follow_links):
         options.require_consistent()
@@ -286,7 +286,7 @@ class _CheckOptions(NamedTuple):
     deep: bool
     scan: bool
     base: AnyPath | None
-    beside: AnyPath | None
+    original: AnyPath | None
     target: AnyPath | None
     world: int | None
     as_class: str | None
@@ -316,7 +316,7 @@ class _CheckOptions(NamedTuple):
 
     def source(self) -> Facts | None:
         """Return the facts of the adapter's base or the file's source; None for neither."""
-        path = self.beside if self.base is None else self.base
+        path = self.original if self.base is None else self.base
         return self.facts_of(path)
 
     def facts_of(self, path: AnyPath | None) -> Facts | None:

@@ -35,7 +35,6 @@ def check(
     ),
     original: Path = typer.Option(
         None,
-        "--beside",
         metavar="DIR",
         help="For a GGUF or ONNX file: the checkpoint that it was made from.",
         rich_help_panel=COMPARED,
@@ -81,9 +80,9 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}; {suggest_choices(fail_on, FAIL_ON)}")
-    options: dict[str, Any] = {"base": base, "beside": original, "target": target, "world": world, "as_class": as_class}
-    options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
-    options |= {"build": not no_build}
+    options: dict[str, Any] = {"base": base, "original": original, "target": target, "world": world}
+    options |= {"as_class": as_class, "quantise": quantise, "deep": deep, "scan": not headers}
+    options |= {"follow_links": follow_links, "build": not no_build}
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
     view: dict[str, bool] | None = {"full": full, "named": len(paths) > 1}
     if json_:

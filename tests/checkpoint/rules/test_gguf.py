@@ -166,8 +166,8 @@ V, D = 8, 32
 
 def findings(folder, data, source=None, scan=True):
     """Return the findings for a file, optionally compared with its source folder."""
-    beside = None if source is None else llama(folder / "source", **({"rows": V, "width": D} | source))
-    return check(save(folder, data), beside=beside, scan=scan).findings
+    original = None if source is None else llama(folder / "source", **({"rows": V, "width": D} | source))
+    return check(save(folder, data), original=original, scan=scan).findings
 
 
 TIED, UNTIED = {}, {"tied": False}

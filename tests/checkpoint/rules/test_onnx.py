@@ -183,7 +183,7 @@ SAME = {"head": TABLE}
 )
 def test_b100_reports_repeated_and_wrongly_shared_tables(tmp_path, data, source, said, words):
     path = save(tmp_path / "a", data)
-    audit = check(path, beside=None if source is None else llama(tmp_path / "s", **source))
+    audit = check(path, original=None if source is None else llama(tmp_path / "s", **source))
     assert summaries(audit.findings) == said
     assert not said or words in audit.findings[0].evidence
     assert (audit.spare > 0) == any("more than once" in one.evidence for one in audit.findings)

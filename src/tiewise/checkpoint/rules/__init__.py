@@ -13,7 +13,7 @@
 #     B023  error    the code that comes with a checkpoint ties as transformers 5 asks
 #
 # drafts.py
-#     B083  error    a draft's maps lead each of its rows to a token of its own
+#     B083  error    a draft's maps lead each row to a different token
 #     B084  error    a draft has the rows that its config and its target say
 #     B085  error    a draft's ids are the target's
 #
@@ -26,7 +26,7 @@
 # flags.py
 #     B020  warning  the flag is written, as true or false
 #     B021  error    all levels of a nested config say the same
-#     B022  error    a T5-like model has one input table, and its flag is not taken for a switch
+#     B022  error    a T5-like model has one input table, and a flag that fits its head
 #     B080  warning  every loader makes the same model of it
 #
 # gguf.py
@@ -42,9 +42,9 @@
 #
 # quantisation.py
 #     B050  error    a quantisation treats both ends of a tied pair alike
-#     B051  warning  what a quantisation leaves alone are modules of the model
+#     B051  warning  modules that a quantisation leaves alone exist in the model
 #     B052  warning  a packed head is stored with its scale, and is read with it
-#     B053  warning  a quantisation that is to come packs both ends of a tied pair, or neither
+#     B053  warning  a planned quantisation packs both ends of a tied pair, or neither
 #     B054  error    both ends are packed as the quantisation says
 #
 # table_sizes.py
@@ -56,7 +56,7 @@
 # token_ids.py
 #     B031  fatal    every id of the tokenizer has a row
 #     B032  info     rows without a token are padding
-#     B034  warning  special ids lie inside the vocabulary
+#     B034  warning  special ids are inside the vocabulary
 #
 # tying.py
 #     B010  fatal    the input table is stored under a name that a loader knows
@@ -64,11 +64,11 @@
 #     B012  error    a tied model stores no head that differs from its table
 #     B013  warning  a tied model stores its table once
 #     B014  info     an untied model's two tables are not the same
-#     B015  warning  two stored tables are the same, or two tables of their own
+#     B015  warning  two stored tables are equal, or separately trained
 #     B016  error    a single shared table is stored under the input table's name
-#     B018  warning  a table of layers for further tokens is the main one, or one of its own
+#     B018  warning  a table of layers for further tokens equals the main one, or is separate
 #     B019  error    the layers between the body and the head are stored
-#     B090  info     numbers that act at the boundary are known
+#     B090  info     no scale, cap or row normalisation acts at the ends
 #
 # types_and_rows.py
 #     B040  warning  types agree: both tables with each other, and the config with the bytes

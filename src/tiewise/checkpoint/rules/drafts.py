@@ -39,7 +39,7 @@ AGAIN = "take the draft from its source again, or export it again with the maps 
 OTHER = "give the target that it was trained for, or train a draft for this one"
 
 
-@rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft", reads="the maps")
+@rule("B083", "error", "a draft's maps lead each row to a different token", kind="draft", reads="the maps")
 def draft_maps(facts: Facts) -> Observations:
     """Engines add d2t to the row's number to get the target's token. If d2t is missing or was saved before it was set,
     row i means token i and nearly no proposal is accepted. Nothing else is wrong, and no shape shows it. Token ids

@@ -178,7 +178,7 @@ def _is_class_right(facts: Facts) -> bool:
     return reads is facts.tables_are_tied or (loads_both and not reads)
 
 
-@rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
+@rule("B022", "error", "a T5-like model has one input table, and a flag that fits its head")
 def t5_ends(facts: Facts) -> Observations:
     """T5 and its descendants always share one input table between encoder and decoder. They read tie_word_embeddings =
     false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the

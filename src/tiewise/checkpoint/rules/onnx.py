@@ -23,7 +23,7 @@ def onnx_shared(facts: OnnxFacts) -> Observations:
     """Exporters often write a tied model's table twice, for the lookup and for the head. The second one has the same
     bytes, their transpose, or a quantised copy. With one initialiser for both, Phi-4-mini went from 5.15 to 2.69 GB. An
     exporter with sharing switched on also shares in a model of two tables, and tokens are then looked up in the wrong
-    one (onnxruntime-genai#2306). A quantised copy has other bytes: only the source checkpoint (--beside) shows
+    one (onnxruntime-genai#2306). A quantised copy has other bytes: only the source checkpoint (--original) shows
     that the two are one table.
     What to do: export again, with sharing only if the model is tied.
     Sources: onnxruntime-genai#1690; onnxruntime-genai#1885; onnxruntime-genai#2306; Olive#2240; mobius#154

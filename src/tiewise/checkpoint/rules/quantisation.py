@@ -111,7 +111,7 @@ def _wrong_lm_head(flag: Any, head: End) -> Observations:
     yield "config.json", problem, f"set quantization_config.lm_head to {flag_text(not flag)} by hand"
 
 
-@rule("B051", "warning", "what a quantisation leaves alone are modules of the model")
+@rule("B051", "warning", "modules that a quantisation leaves alone exist in the model")
 def left_alone(facts: Facts) -> Observations:
     """Every method has a list of modules that it leaves plain. A list in the config replaces transformers' default list
     for bitsandbytes, FP8 and others, which exempts the head and tied modules. transformers then converts the head on
@@ -379,7 +379,7 @@ def _columns(tensor: Stored) -> int:
     return tensor.shape[-1]
 
 
-@rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
+@rule("B053", "warning", "a planned quantisation packs both ends of a tied pair, or neither")
 def half_to_be_quantised(facts: Facts) -> Observations:
     """This rule does the check of B050 before the quantisation is run. It reads the quantisation of config.json if both
     tables are plain, or the one of --quantise. If it packs one end only, a tied model ends with two tables, which take

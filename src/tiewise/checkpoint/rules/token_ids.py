@@ -240,7 +240,7 @@ _STRICT = tuple(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "dec
 _SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "forced_bos", "forced_eos")))
 
 
-@rule("B034", "warning", "special ids lie inside the vocabulary")
+@rule("B034", "warning", "special ids are inside the vocabulary")
 def special_ids_outside(facts: Facts) -> Observations:
     """Every level of config.json, and generation_config.json, name tokens by id. The keys are bos, eos, pad,
     decoder_start and every other key that ends in token_id, token_ids or token_index, and the lists suppress_tokens,

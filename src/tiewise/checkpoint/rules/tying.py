@@ -363,7 +363,7 @@ def equal_but_not_tied(facts: Facts) -> Observations:
     yield short(pair.head.name), problem, fixes
 
 
-@rule("B015", "warning", "two stored tables are the same, or two tables of their own", scans=True)
+@rule("B015", "warning", "two stored tables are equal, or separately trained", scans=True)
 def drifted(facts: Facts) -> Observations:
     """Two tables that were trained separately have nothing in common. Every row differs by about its length. Tables
     that are equal after a cast, equal except for some rows, or within a tenth of each other were one table recently.
@@ -451,7 +451,7 @@ def head_layers(facts: Facts) -> Observations:
         yield short(lost[0]), problem, remedy
 
 
-@rule("B090", "info", "numbers that act at the boundary are known")
+@rule("B090", "info", "no scale, cap or row normalisation acts at the ends")
 def boundary_numbers(facts: Facts) -> Observations:
     """Some families scale, cap or project at the input embedding or the output head. Granite has embedding_multiplier
     and logits_scaling, Cohere logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a
@@ -477,7 +477,7 @@ def boundary_numbers(facts: Facts) -> Observations:
         yield where, problem, remedy
 
 
-@rule("B018", "warning", "a table of layers for further tokens is the main one, or one of its own", scans=True)
+@rule("B018", "warning", "a table of layers for further tokens equals the main one, or is separate", scans=True)
 def further_tokens(facts: Facts) -> Observations:
     """DeepSeek-V3 stores a second table and head for the layer that predicts the token after next. Its documentation
     says that they are shared. Loaders draft with different ones: transformers 5 ignores the copies and takes the main
