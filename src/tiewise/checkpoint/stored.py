@@ -94,6 +94,11 @@ class Stored:
         """Return the length of the first axis; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
+    @property
+    def columns(self) -> int:
+        """Return the length of the last axis; 1 for a scalar."""
+        return self.shape[-1] if self.shape else 1
+
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Return rows [start, stop) in the stored type. Use a `Reader` to read more than once."""
         with Reader(self) as reader:
@@ -168,7 +173,7 @@ def _require_contiguous(path: Path, tensors: list[Stored], data_start: int, size
     if end > size:
         raise CheckpointError(f"{path}: the file ends {end - size:,} bytes before its tensors do", _AGAIN)
     if end < size:
-        raise CheckpointError(f"{path}: the file goes on {size - end:,} bytes", _AGAIN)
+        raise CheckpointError(f"{path}: the file has {size - end:,} bytes after its tensors", _AGAIN)
 
 
 def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> Stored:

@@ -70,7 +70,7 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
     require_loadable_options(facts)
     parts = TokenParts(
         tables=tuple(require_readable_tables(facts, verb)),
-        biases=tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases),  # stored as [V] or [1, V]
+        biases=tuple(replace(bias, shape=(bias.columns,)) for bias in facts.roles.biases),  # stored as [V] or [1, V]
         others=tuple(other.tensor for other in facts.roles.indexed_tensors if other.has_row_per_token),
     )
     if facts.unequal_on_purpose is not None:

@@ -317,7 +317,7 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
     """
     where = short(bias.name)
     expected = facts.misfits.get(bias.name)  # the class's shape, if it differs from the stored one
-    if rows and bias.shape[-1] not in rows:
+    if rows and bias.columns not in rows:
         yield _wrong_length(bias, rows, is_refused=expected is not None)
     elif expected is not None:
         problem = f"transformers refuses {describe(bias)}, because its class has the shape {list(expected)}"
@@ -332,7 +332,8 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
 def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Observation:
     """Return the finding about a bias whose length is none of `rows`."""
     listed = names(sorted(map(str, rows)))
-    problem = f"{short(bias.name)} has {bias.shape[-1]:,} entries, and the tables have {listed} rows"
+    entries = "1 entry" if bias.columns == 1 else f"{bias.columns:,} entries"
+    problem = f"{short(bias.name)} has {entries}, and the tables have {listed} rows"
     remedy = "take the bias from the source"
     severity: Severity = "warning"
     if is_refused:

@@ -196,7 +196,7 @@ def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
     for bias in facts.roles.biases:
         if bias.dtype not in FLOATING:
             continue
-        if math.prod(bias.shape) == bias.shape[-1] > last_row:
+        if math.prod(bias.shape) == bias.columns > last_row:
             yield bias
 
 
