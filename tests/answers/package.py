@@ -54,7 +54,7 @@ def examples():
 
 def sections():
     """Return the names of the sections of `inspect`."""
-    from tiewise.inspection.inspection import section_names
+    from tiewise.inspection.sections import section_names
 
     return section_names()
 

@@ -11,7 +11,7 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.cli.commands import commands
-from tiewise.inspection.inspection import section_names
+from tiewise.inspection.sections import section_names
 from tiewise.inspection.tables import token_texts
 
 TORCH, PLOTS = "pip install 'tiewise[torch]'", "pip install 'tiewise[plots]'"

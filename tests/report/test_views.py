@@ -18,7 +18,16 @@ from tests.inspection.sections.test_table_sections import over_seeds
 from tests.inspection.test_tables_over_seeds import planted, write_run
 
 from tiewise.core.measurement import NEITHER, ONE, TWO, Listing, Measurement, Quantity
-from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, open_models, sections, tie_or_not
+from tiewise.inspection.inspection import (
+    Inspection,
+    SectionMeasurement,
+    TieOrNot,
+    as_sentence,
+    joint_answer,
+    open_models,
+    sections,
+    tie_or_not,
+)
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
@@ -30,7 +39,7 @@ from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import measurement_over_seeds
 from tiewise.inspection.workspace import Request
 from tiewise.report import views
-from tiewise.report.views import MORE, inspection_view, verdict
+from tiewise.report.views import MORE, inspection_view
 
 HOSTILE = "[red]<b>x</b>[/red]"
 
@@ -58,6 +67,8 @@ def make_measurement(answer="yes: they do", quantities=(), **more):
         (Quantity("x", math.inf, unit="nats per token"), "diverged"),
         (Quantity("x", math.nan, unit="nats"), "–"),
         (Quantity("x", 0.0, unit="nats"), "0.000"),
+        (Quantity("x", 2e-6, unit="relative"), "0.00000200"),
+        (Quantity("x", -3.42e-9, unit="relative"), "−3.4e−09"),
     ],
 )
 def test_quantity_prints_its_value_interval_and_unit(quantity, text):
@@ -78,9 +89,9 @@ def test_quantity_is_evidence_only_if_its_interval_excludes_no_effect(value, nul
     assert Quantity("q", value, value - 0.1, value + 0.1, 9, 0.0, null, below=TWO, above=ONE).speaks == speaks
 
 
-def test_sentence_merges_equal_answers_of_all_models():
-    assert views.sentence({"a": make_measurement(), "b": make_measurement()}) == "Yes: they do."
-    assert views.sentence({"a": make_measurement(), "b": make_measurement("no")}) == "a: yes: they do; b: no."
+def test_joint_answer_merges_equal_answers_of_all_models():
+    assert joint_answer({"a": make_measurement(), "b": make_measurement()}) == "Yes: they do."
+    assert joint_answer({"a": make_measurement(), "b": make_measurement("no")}) == "a: yes: they do; b: no."
 
 
 def test_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantity():
@@ -143,7 +154,6 @@ def test_deciding_has_a_row_for_each_question_and_a_column_for_each_model():
         ["Alike?", f"{value} → one table", "–", f"{value} → one table"],
     ]
     assert not views.deciding(TieOrNot((), "no verdict"), ["tied"]).rows
-    assert views.verdict(TieOrNot((), "no verdict")) == "No verdict."
 
 
 # --- the terminal
@@ -187,13 +197,24 @@ def print_inspection(inspection, **options):
 def test_terminal_shows_the_verdict_and_one_sentence_for_each_section(inspection):
     lines = print_inspection(inspection)
     text = "\n".join(lines)
-    assert " ".join(text.split()).startswith(verdict(inspection.evidence))
+    assert " ".join(text.split()).startswith(as_sentence(inspection.evidence.verdict))
     # one sentence for each section, not each model
     assert sum(HOSTILE in line for line in lines) == len(inspection.sections) - 2
     assert "→ one table" not in text
     assert f"{inspection.sections[-1].name}: it repeats no block" in text
     assert MORE in text
     assert not any(word in text for word in ("second", "listed", "0.250"))
+
+
+def test_view_and_text_of_named_sections_open_with_their_answers_and_repeat_none(inspection):
+    asked = [section for section in inspection.sections if section.name in ("alignment", "tokens")]
+    subjects, answer = inspection.models, f"It is so, for once, {HOSTILE}."
+    one = Inspection(subjects, Request(only=("alignment",)), (inspection.sections[0], asked[0]))
+    assert print_inspection(one)[0] == str(one).splitlines()[0] == answer
+    assert sum(HOSTILE in line for line in print_inspection(one)) == 1
+    both = Inspection(subjects, Request(only=("alignment", "tokens")), (inspection.sections[0], *asked))
+    assert print_inspection(both)[:2] == both.answer_text().splitlines() == [answer, answer]
+    assert not any("which choice is better" in line for line in print_inspection(both))
 
 
 def test_inspection_of_three_arms_and_every_section_fits_one_screen(tmp_path):

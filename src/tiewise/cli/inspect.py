@@ -15,6 +15,7 @@ import typer
 
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError
+from tiewise.inspection.sections import section_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +39,7 @@ def inspect(
     word_pairs: Path = typer.Option(
         None, "--word-pairs", metavar="FILE", help="Rated word pairs to compare rows with: word1 word2 rating."
     ),
-    only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
+    only: str = typer.Option(None, metavar="NAMES", help=f"Only some sections: {', '.join(section_names())}."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
     windows: int = typer.Option(64, help="Pieces of text that models run on.", rich_help_panel=EFFORT),
     length: int = typer.Option(128, help="Tokens of each piece.", rich_help_panel=EFFORT),
@@ -60,9 +61,8 @@ def inspect(
 ) -> None:
     """Measure the effects of tying inside a model.
 
-    Sections: direct path, bigrams, alignment, gradients, tokens, word pairs, lenses, refinement, other numbers of
-    applications. Every measure has its interval and its chance level. Without --text, measures that need a text are
-    left out.
+    Every measure has its interval and its chance level. The answer is whether to tie, as far as the models show it.
+    With --only, it is that of the named sections. Without --text, sections that need a text are left out.
     """
     from tiewise.inspection.inspection import check_request, measure_sections, open_models, parse_pairs
     from tiewise.inspection.workspace import Effort, Request

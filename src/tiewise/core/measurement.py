@@ -26,6 +26,7 @@ from tiewise.core.result import PrintedResult, Row
 
 NONE = "–"
 NATS = "nats per token"
+TINY = 1e-8  # size below which a quantity with a unit is printed as 3.4e−09
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
@@ -189,7 +190,19 @@ class Quantity:
 
     def _written(self, number: float) -> str:
         """Return one of the quantity's numbers as text, in its unit and with its digits."""
+        if self._is_tiny():
+            return f"{number:.2g}".replace("-", MINUS)
         return plain(100.0 * number if self._is_share else number, self._digits())
+
+    def _is_tiny(self) -> bool:
+        """Tells whether eight digits after the point could not show the value."""
+        if self.digits is not None or self._is_share or not self.unit:
+            return False
+        return 0 < self._largest() < TINY
+
+    def _largest(self) -> float:
+        """Return the largest size among the value and its interval."""
+        return max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
 
     def _digits(self) -> int:
         """Return the digits after the point: as declared, or by the size of the value."""
@@ -199,7 +212,7 @@ class Quantity:
             return 1
         if not self.unit:
             return 0
-        largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
+        largest = self._largest()
         if largest >= 0.01 or largest == 0:
             return 3
         return 5 if largest >= 1e-4 else 8

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -47,7 +46,7 @@ from tiewise.core.measurement import (
 from tiewise.core.progress import ProgressListener, listen_to_progress
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
-from tiewise.inspection import sections as sections_folder
+from tiewise.inspection.sections import section_names
 from tiewise.inspection.tables.rated_pairs import read_pairs
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.inspection.workspace import (
@@ -75,14 +74,6 @@ NO_VERDICT = "a finished model cannot show which choice is better; `tiewise comp
 NO_PAIR = "this comparison has no losses of both tied and untied; `tiewise compare --arms tied,untied` trains both"
 FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "one seed cannot show which choice is better; train three or more with `tiewise compare --seeds 3`"
-
-
-def section_names() -> list[str]:
-    """Return the names of all sections, without importing them.
-
-    The names are those of the files, because some sections import torch.
-    """
-    return sorted(module.name for module in pkgutil.iter_modules(sections_folder.__path__))
 
 
 def sections() -> tuple[Section, ...]:
@@ -352,15 +343,16 @@ class Inspection(PrintedResult):
 
     def __str__(self) -> str:
         lines = [self.answer_text(), f"Inspection of {', '.join(model.label for model in self.models)}"]
-        for section in self.sections:
-            lines.append(f"  {section.name}: {_answers(section)}")
+        if not self.request.only:
+            lines += [f"  {section.name}: {_answers(section)}" for section in self.sections]
         lines.append("  .found(name): one section; .to_dict(): all, for JSON")
         return "\n".join(lines)
 
     def answer_text(self) -> str:
-        """Return the verdict: one table or two."""
-        verdict = self.evidence.verdict
-        return f"{verdict[0].upper()}{verdict[1:]}."
+        """Return the answers of the sections that `only` names; without it, the verdict: one table or two."""
+        if self.request.only:
+            return "\n".join(joint_answer(section.measured) for section in self.sections if section.measured)
+        return as_sentence(self.evidence.verdict)
 
     def rows(self) -> list[Row]:
         """Return a row for every number of every section and model."""
@@ -402,6 +394,23 @@ class Inspection(PrintedResult):
             "request": asdict(self.request),
             "sections": {section.name: section.record() for section in self.sections},
         }
+
+
+def as_sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def joint_answer(by_model: Mapping[str, Measurement]) -> str:
+    """Return the answer of a section once if all models give the same, else by model."""
+    models_by_answer: dict[str, list[str]] = {}
+    for label, one in by_model.items():
+        models_by_answer.setdefault(one.answer, []).append(label)
+    if len(models_by_answer) == 1:
+        (answer,) = models_by_answer
+        return as_sentence(answer)
+    answers = [f"{', '.join(models)}: {answer}" for answer, models in models_by_answer.items()]
+    return f"{'; '.join(answers)}."
 
 
 def _answers(section: SectionMeasurement) -> str:

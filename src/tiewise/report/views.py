@@ -1,7 +1,7 @@
 """Sentences and tables of any `Measurement`, and an inspection's view in the terminal.
 
-    verdict, deciding, evidence    the recommendation (tie or not); a row for each deciding question; all evidence
-    sentence, summary              of a section: the answer, and a row for each model
+    deciding, evidence             a row for each deciding question; all evidence
+    summary                        of a section: a row for each model
     numbers, every_listing, notes  of a section: all numbers, and remarks about them
     inspection_view                everything in a terminal; `inspection_page` is the page with the same parts
 
@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tiewise.core.measurement import NEITHER, NONE, ONE, TWO, Listing, Measurement, Quantity, plain
-from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, measure
+from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, joint_answer, measure
 from tiewise.inspection.inspection import inspect as inspect  # `tiewise.inspect` comes from here, with its view
 from tiewise.inspection.workspace import SECTIONS, InspectedModel
 
@@ -32,16 +32,6 @@ WRITTEN = "--full prints every table; the page has them, with figures."
 ABREAST = 3  # models in one table; three fit into 80 columns with a question
 # cells break before an interval, before the side that the value supports, and before the sharing of layers
 BREAKS = re.compile(rf" (?=\[[^ ]+, |→ (?:{ONE}|{TWO})$)|(?=\+share=)")
-
-
-def verdict(decision: TieOrNot) -> str:
-    """Return the verdict as a sentence."""
-    return _as_sentence(decision.verdict)
-
-
-def _as_sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop."""
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def deciding(decision: TieOrNot, models: Sequence[str]) -> Listing:
@@ -86,16 +76,6 @@ def title(name: str) -> str:
     if name not in SECTIONS:
         return name
     return SECTIONS[name].question
-
-
-def sentence(by_model: Mapping[str, Measurement]) -> str:
-    """Return the answer once if all models give the same, else by model."""
-    models_by_answer = _group_by_text((label, one.answer) for label, one in by_model.items())
-    if len(models_by_answer) == 1:
-        (answer,) = models_by_answer
-        return _as_sentence(answer)
-    answers = [f"{', '.join(models)}: {answer}" for answer, models in models_by_answer.items()]
-    return f"{'; '.join(answers)}."
 
 
 def _quantities(by_model: Mapping[str, Measurement]) -> list[Quantity]:
@@ -216,18 +196,20 @@ Inspection.html_view = staticmethod(inspection_html)
 
 
 def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
-    """Yield the verdict, the models, and one sentence for each section.
+    """Yield the answer, the models, and one sentence for each section.
 
-    With `full`, yield the deciding table and the tables of each section too.
+    The answer is the verdict, or the sentences of the sections that were requested by name. With `full`, yield the
+    deciding table and the tables of each section too.
     """
-    yield Text(verdict(inspection.evidence), "bold")
+    yield Text(inspection.answer_text(), "bold")
     yield from _model_lines(inspection.models)
     if full:
         yield from _deciding_tables(inspection.evidence, [model.label for model in inspection.models])
     for section in inspection.sections:
         if section.measured:
             yield Text(title(section.name), "bold")
-            yield _indent(sentence(section.measured))
+            if not inspection.request.only:  # else the answer is the first line
+                yield _indent(joint_answer(section.measured))
             if full:
                 yield from _section_details(section)
     yield from _absent_parts(inspection.sections, full)

@@ -104,11 +104,14 @@ def test_healed_reports_the_share_of_the_loss_that_was_recovered(monkeypatch):
     assert result.share.value == pytest.approx(0.75)
     assert result.share.low == pytest.approx(0.75)  # every passage recovers the same share
     assert result.sentence().startswith(
-        "Healing recovered 75% of what was lost (95 % CI 75% to 75%, 40 held-out passages): "
+        "Healing recovered 75 % of what was lost (95 % CI 75 % to 75 %, 40 held-out passages): "
     )
     assert result.lost.more.value == pytest.approx((was - teacher).sum() / 4000 / math.log(2))
     nats["was"] = teacher + draw.normal(0, 5, 40)
     assert healed("made", "was", "teacher", texts).sentence().startswith("The rewrite lost nothing measurable: ")
+    nats["was"] = teacher - draw.uniform(10, 20, 40)
+    worse = healed("made", "was", "teacher", texts).sentence()
+    assert worse.startswith("The teacher predicts this text worse than the rewritten model, so there was no loss to ")
     nats["was"] = teacher
     same = healed("made", "was", "teacher", texts)
     assert same.record()["share"]["value"] is None

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from tests.inspection.tables.tiny_tables import factored, gaussian, llama
 
-from tiewise.core.errors import DataError, TiewiseError
+from tiewise.core.errors import CheckpointError, DataError, TiewiseError
 from tiewise.core.estimates import mean_ranks, rank_correlation
 from tiewise.inspection.inspection import inspect
 from tiewise.inspection.sections.word_pairs import word_pairs_of
@@ -123,7 +123,7 @@ def test_inspect_reads_the_file_and_says_what_is_missing_in_one_line(tmp_path):
     with pytest.raises(DataError, match="none of 2 pairs can be used: the vocabulary lacks the words") as error:
         inspect(model, word_pairs=file, only=["word_pairs"])
     assert "\n" not in str(error.value)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(CheckpointError, match="no such file"):
         inspect(model, word_pairs=tmp_path / "absent", only=["tokens"])
 
 

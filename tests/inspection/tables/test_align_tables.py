@@ -170,6 +170,10 @@ def test_align_in_fp32_stays_close_to_fp64_and_reports_its_error():
     assert (one.precision, one.error) == ("fp64", 0.0)
     assert other.precision == "fp32"
     assert 1e-9 < other.error < 1e-6
+    (printed,) = (quantity for quantity in other.quantities() if quantity.name == "relative error of a product")
+    assert float(str(printed).replace("−", "-")) == pytest.approx(other.error, abs=6e-9)
+    (bound,) = (quantity for quantity in one.quantities() if quantity.name == "relative error of a product")
+    assert str(bound) == "2.2e−16"
     for exact, rough in zip(one.scores, other.scores, strict=True):
         assert rough.estimate.value == pytest.approx(exact.estimate.value, abs=1e-5)
 

@@ -1,8 +1,12 @@
 """Files of rated word pairs, in the formats of public lists, and files that are none."""
 
+import os
+
 import pytest
 
-from tiewise.core.errors import DataError
+from tiewise.checkpoint.untrusted import read_bytes
+from tiewise.core.errors import CheckpointError, DataError
+from tiewise.inspection.tables import rated_pairs
 from tiewise.inspection.tables.rated_pairs import RatedPair, read_pairs
 
 CAT, STOCK = RatedPair("tiger", "cat", 7.35), RatedPair("stock", "jaguar", 0.92)
@@ -52,7 +56,14 @@ def test_read_pairs_refuses_other_files_in_one_line(tmp_path, content, message):
     assert "\n" not in str(error.value)
 
 
-def test_read_pairs_refuses_a_missing_file_and_a_folder(tmp_path):
-    for path in (tmp_path / "absent.txt", tmp_path):
-        with pytest.raises(DataError, match="no such file"):
-            read_pairs(path)
+def test_read_pairs_refuses_what_is_no_readable_file_as_other_readers_do(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # opening it must not wait for a writer
+    (tmp_path / "large.txt").touch()
+    os.truncate(tmp_path / "large.txt", rated_pairs.MOST_BYTES + 1)
+    for name in ("absent.txt", "", "pipe", "large.txt"):
+        messages = []
+        for read in (read_pairs, lambda path: read_bytes(path, rated_pairs.MOST_BYTES)):
+            with pytest.raises(CheckpointError) as error:
+                read(tmp_path / name)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]

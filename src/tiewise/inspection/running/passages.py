@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, jackknife, ratio
+from tiewise.core.measurement import percent
 from tiewise.core.progress import report_progress
 from tiewise.core.records import to_record
 from tiewise.core.result import PrintedResult, Row
@@ -183,7 +184,7 @@ class Healed(PrintedResult):
     >>> lost, left = CostChange(1.0, 1.2, more), CostChange(1.0, 1.05, more)
     >>> healed_model = Healed("runs/heal/final", lost, left, Estimate(0.75, 0.6, 0.9, rows=40))
     >>> healed_model.sentence().partition(":")[0]
-    'Healing recovered 75% of what was lost (95 % CI 60% to 90%, 40 held-out passages)'
+    'Healing recovered 75 % of what was lost (95 % CI 60 % to 90 %, 40 held-out passages)'
     """
 
     model: str
@@ -208,10 +209,13 @@ class Healed(PrintedResult):
         """Return the result as one sentence."""
         lost, share = self.lost, self.share
         figures = f"{lost.after:.4f} → {self.left.after:.4f} bits per byte, and {lost.before:.4f} for the teacher"
+        if lost.more.high < 0:
+            problem = "The teacher predicts this text worse than the rewritten model, so there was no loss to recover"
+            return f"{problem}: {figures} ({share.rows} held-out passages)"
         if not lost.more.low > 0:
             return f"The rewrite lost nothing measurable: {figures} ({share.rows} held-out passages)"
-        interval = f"95 % CI {share.low:.0%} to {share.high:.0%}, {share.rows} held-out passages"
-        return f"Healing recovered {share.value:.0%} of what was lost ({interval}): {figures}"
+        interval = f"95 % CI {percent(share.low, 0)} to {percent(share.high, 0)}, {share.rows} held-out passages"
+        return f"Healing recovered {percent(share.value, 0)} of what was lost ({interval}): {figures}"
 
 
 def healed(model: str | os.PathLike[str], before: str, teacher: str, texts: Sequence[str]) -> Healed:

@@ -60,7 +60,7 @@ PER_LAYER = (  # (title, unit, True for a logarithmic axis, key, explanation)
     ("Change per application", "relative change", True, "change", "Relative to the state before."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
-     "Above 0: it goes on."),
+     "Above 0: it continues."),
     ("Change if the same layer is applied again", "relative change", True, "again",
      "Small: its work was done."),
 )  # fmt: skip

@@ -53,7 +53,7 @@ def which_end(model: InspectedModel, workspace: Workspace) -> Measurement:
     labels = first.label, second.label
     reporting = labels[_model_with_one_table(ends) or 0]
     if model.label != reporting:
-        raise NotApplicable(f"{reporting} is held against it", "see there")
+        raise NotApplicable(f"this model is compared with {reporting}", f"see the answer of {reporting}")
     return across(*ends, labels, seed=request.seed, held_out=request.effort.held_out)
 
 
@@ -63,7 +63,10 @@ def _of_comparison(model: InspectedModel, run: Path, workspace: Workspace) -> Me
     of_run = workspace.once("which_end", lambda: over_seeds(run, settings, workspace.training_counts))
     if model.label not in of_run.arms:
         arms = ", ".join(of_run.arms)
-        raise NotApplicable(f"{arms}: held against its two tables", "see there")
+        problem = f"this arm is compared with {arms}"
+        if model.label != of_run.untied:
+            problem = f"only arms with one table are compared with {of_run.untied}"
+        raise NotApplicable(problem, f"see the answer of {arms}")
     return measurement_over_seeds(of_run, model.label)
 
 

@@ -150,7 +150,10 @@ class Alignment:
         yield Quantity("tokens that maps were fitted on", self.fitted_rows, of=of, main=False)
         why = "their cosine counts as 0"
         yield Quantity("tokens with a row of zeros", self.zero_rows, of=of, main=False, why=why)
-        yield Quantity("error of products", self.error, unit="relative", of=of, main=False, why=f"in {self.precision}")
+        error, why = self.error, f"{self.precision} products, compared with fp64"
+        if not error:
+            error, why = float(np.finfo(np.float64).eps), f"{self.precision} products: the rounding of one number"
+        yield Quantity("relative error of a product", error, unit="relative", of=of, main=False, why=why)
 
 
 class _Wording(NamedTuple):

@@ -15,9 +15,8 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import read_bytes, short
 from tiewise.core.errors import DataError
 
 MOST_BYTES = 64 * 2**20  # the largest published list has less than one MB
@@ -49,7 +48,8 @@ def read_pairs(path: str | os.PathLike[str]) -> tuple[RatedPair, ...]:
     the words that has a number. The first line may be a header. Empty lines and lines that start with # are left out.
 
     Raises:
-        DataError: the file cannot be read, a line has no rating, or all ratings are equal.
+        CheckpointError: the file cannot be read, or is too large.
+        DataError: it is no UTF-8 text, a line has no rating, or all ratings are equal.
 
     >>> import pathlib, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -59,7 +59,7 @@ def read_pairs(path: str | os.PathLike[str]) -> tuple[RatedPair, ...]:
     RatedPair(first='tiger', second='cat', rating=7.35)
     """
     where = os.fspath(path)
-    lines = _lines(_text(Path(path)), where)
+    lines = _lines(_text(where), where)
     column, has_header = _rating_column(lines, where)
     pairs = tuple(_pair(line, column, where) for line in lines[int(has_header) :])
     if len({pair.rating for pair in pairs}) < 2:
@@ -67,18 +67,12 @@ def read_pairs(path: str | os.PathLike[str]) -> tuple[RatedPair, ...]:
     return pairs
 
 
-def _text(path: Path) -> str:
+def _text(where: str) -> str:
     """Return the text of a file of limited size."""
     try:
-        if not path.is_file():
-            raise DataError(f"{path}: no such file", "check the path")
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path}: {path.stat().st_size:,} bytes", "no list of word pairs is that large")
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})", "check the path") from None
+        return read_bytes(where, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{path}: not UTF-8 text", "convert it first") from None
+        raise DataError(f"{where}: not UTF-8 text", "convert it first") from None
 
 
 def _lines(text: str, where: str) -> list[_Line]:
