@@ -35,7 +35,7 @@ def test_factor_reports_lost_share_and_heal_command(tiewise, tmp_path):
     receipt = json.loads(result.out)
     values = np.linalg.svd(llama_tensors()["model.embed_tokens.weight"].astype(np.float64), compute_uv=False)
     share = np.sqrt(np.square(values[3:]).sum() / np.square(values).sum())
-    assert receipt["lost"] == [f"model.embed_tokens.weight: {share:.1%} of its length is beyond rank 3"]
+    assert receipt["lost"] == [f"model.embed_tokens.weight: {100 * share:.0f} % of its norm is beyond rank 3"]
     assert receipt["next_command"] == "tiewise heal 'new dir' --teacher a"
     printed = tiewise("factor", "a", "--rank", 3, "--to", "c").out
     assert "tiewise heal c --teacher a" in printed
@@ -52,7 +52,7 @@ def test_tie_reports_lost_share_and_heal_command(tiewise, tmp_path, keep, ends):
     new_table = {"input": lookup, "output": head, "mean": (lookup + head) / 2}[keep]
     share = {end: np.linalg.norm(x - new_table) / np.linalg.norm(x) for end, x in (("i", lookup), ("o", head))}
     names = {"i": "model.embed_tokens.weight", "o": "lm_head.weight"}
-    expected = [f"{names[end]}: the one table differs from it by {share[end]:.1%} of its length" for end in ends]
+    expected = [f"{names[end]}: the one table differs from it by {100 * share[end]:.0f} % of its norm" for end in ends]
     assert receipt["lost"] == expected
     assert receipt["next_command"] == "tiewise heal b --teacher a"
 

@@ -60,7 +60,8 @@ class Receipt(PrintedResult):
         rewritten: files whose tensors changed.
         linked: unchanged files that share their bytes on disk with the source.
         copied: unchanged files that were copied.
-        logit_change: largest absolute change of a logit, before the family's scale and cap.
+        logit_change: largest absolute change of a logit at equal hidden states, before the family's scale and cap; 0 if
+            the output table stays.
         input_change: largest Euclidean distance by which a row of the input table moves.
         measured_on: rows and hidden vectors on which the two changes were measured.
         notes: advice for the user, one sentence each.
@@ -157,6 +158,10 @@ class Receipt(PrintedResult):
         if self.logit_change == 0 and self.input_change == 0:
             return f"unchanged: {self.measured_on.removeprefix('nothing: ')}"
         moved = f"an input row moves by up to {self.input_change:.3g}"
+        if self.logit_change == 0:
+            return f"the output table stays; hidden states change, because {moved} ({self.measured_on})"
+        if self.input_change == 0:
+            moved = "no input row moves"
         return f"largest change {self.logit_change:.3g}; {moved} ({self.measured_on})"
 
     def _counts_of_files(self) -> str:

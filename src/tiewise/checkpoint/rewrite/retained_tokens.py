@@ -15,6 +15,7 @@ from tiewise.checkpoint.rewrite.tokenizer_file import WORDPIECE, TokenizerFile
 from tiewise.checkpoint.rewrite.tokenizer_text import encode_text, load_tokenizer
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_bytes, short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.measurement import percent
 
 MEASURED_SHARE = 0.1  # share of the text, at its end, on which the cost is measured
 MOST_MEASURED = 4 << 20  # largest number of characters in that measurement
@@ -119,12 +120,12 @@ class CostOnText:
 
     def sentence(self) -> str:
         """Return the number of additional tokens as a sentence, without a full stop."""
-        return f"On unseen text the smaller vocabulary needs {100 * self.more_tokens:.1f} % more tokens"
+        return f"On unseen text the smaller vocabulary needs {percent(self.more_tokens, 1)} more tokens"
 
     def details(self) -> str:
         """Return the text of the measurement, and the share of it that dropped tokens covered."""
         measured = f"unseen text: its last {self.characters:,} letters, with tokens chosen from the text before"
-        return f"{measured}; dropped tokens covered {self.missed:.2%} of them"
+        return f"{measured}; dropped tokens covered {percent(self.missed)} of them"
 
 
 def cost_on_text(

@@ -168,8 +168,8 @@ def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> C
 
 
 def _lost(shares: Iterable[tuple[str, float]]) -> tuple[str, ...]:
-    """Return a sentence on each end that moves: the change as a share of its length."""
-    return tuple(f"{name}: the one table differs from it by {share:.1%} of its length" for name, share in shares)
+    """Return a sentence on each end that moves: the change as a share of its norm."""
+    return tuple(f"{name}: the one table differs from it by {percent(share)} of its norm" for name, share in shares)
 
 
 def _summary_of_different(share: float) -> str:

@@ -80,8 +80,8 @@ def factor(
     >>> import tiewise  # `untied` is a folder with two tables [V, 8]
     >>> for line in tiewise.factor("untied", "narrow", rank=4).lost:
     ...     print(line)
-    model.embed_tokens.weight: 54.8% of its length is beyond rank 4
-    lm_head.weight: 55.2% of its length is beyond rank 4
+    model.embed_tokens.weight: 55 % of its norm is beyond rank 4
+    lm_head.weight: 55 % of its norm is beyond rank 4
     >>> tiewise.factor("factored", "plain", undo=True).written  # `factored` has tables [V, 4] and maps
     ('lm_head.weight', 'model.embed_tokens.weight')
 
@@ -250,7 +250,7 @@ class FactoredTable:
 
     def lost(self) -> str:
         """Return a sentence on the share of the table that its factors lack."""
-        return f"{short(self.table.name)}: {self.errors.relative():.1%} of its length is beyond rank {self.rank}"
+        return f"{short(self.table.name)}: {percent(self.errors.relative())} of its norm is beyond rank {self.rank}"
 
 
 def _factored(table: Stored, rank: int) -> FactoredTable:

@@ -52,6 +52,7 @@ from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.measurement import percent
 from tiewise.core.progress import report_progress
 
 GENERATION = "generation_config.json"
@@ -329,7 +330,8 @@ def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -
         difference = row - c @ rows[np.searchsorted(ids, shared)]
         left.append(float(np.linalg.norm(difference) / np.linalg.norm(row)))
     how = f"combine the rows of at most {chosen.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
-    return f"{len(chosen):,} {how}; there {np.median(left or [0.0]):.0%} of a row's length is left over (median)"
+    residual = percent(float(np.median(left or [0.0])))
+    return f"{len(chosen):,} {how}; there {residual} of a row's length is left over (median)"
 
 
 def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], Floats]:

@@ -42,6 +42,7 @@ from tiewise.checkpoint.rules.rule import counted
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.measurement import percent
 from tiewise.core.written_options import written_option
 
 MOST_LISTED = 8  # tokens named in one line
@@ -284,7 +285,7 @@ def _note_on_text(result: _TrimmedCheckpoint, counts: Counter[int], text: str | 
     share = sum(counts[token] for token in gone) / max(1, counts.total())
     decode = result.tokenizer_file.engine.decode
     listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:MOST_LISTED])
-    return f"{share:.2%} of the tokens of {short(text)} are removed ones, most often {short(listed, 200)}"
+    return f"{percent(share)} of the tokens of {short(text)} are removed ones, most often {short(listed, 200)}"
 
 
 def _cost(tokenizer_file: TokenizerFile, required_ids: set[int], use: TextUse, size: int | None) -> CostOnText | None:
