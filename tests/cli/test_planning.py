@@ -46,6 +46,39 @@ def test_plan_like_model_accepts_other_sizes(tiewise):
     )  # the model itself is one of the neighbours
 
 
+def test_plan_and_python_name_models_alike(tiewise, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {"llama-3-8b": {}, "gpt2 --width=1024 --heads=16": {"width": 1024, "heads": 16}}
+    for line, sizes in asked.items():
+        name, *options = line.split()
+        records = [json.loads(tiewise("plan", *way, *options, "--json").out) for way in ([name], ["--like", name])]
+        plans = [package.plan(name, **sizes), package.plan(like=name, **sizes)]
+        assert records == [json.loads(json.dumps(plan.record())) for plan in plans]
+        assert records[0] == records[1]
+    (tmp_path / "gpt2").mkdir()  # a folder without a config is no model
+    assert package.plan("gpt2").architecture.width == 768
+    config = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
+    widths = [json.loads(tiewise("plan", *way, "--json").out)["model"]["width"] for way in (["gpt2"], ["--like=gpt2"])]
+    assert (
+        widths == [64, 768] == [package.plan(**way).architecture.width for way in ({"model": "gpt2"}, {"like": "gpt2"})]
+    )
+
+
+def test_plan_with_named_sharing_opens_with_what_it_saves(tiewise):
+    layer = 12 * 768**2 + 13 * 768  # parameters of one layer of GPT-2
+    first = tiewise("plan", "gpt2", "--share=none,all").out.splitlines()[0]
+    assert round(11 * layer / 1e6) == 78
+    assert first == "Sharing all saves 78 M of 124 M parameters (63 %), compared with separate layers."
+    both = tiewise("plan", "gpt2", "--share=all,ffn", "--json").out
+    assert json.loads(both)["recommendation"]["sentences"][0] == (
+        "Sharing all saves 78 M of 124 M parameters (63 %), ffn saves 52 M of 124 M parameters (42 %), "
+        "compared with separate layers."
+    )
+    assert "Sharing" not in tiewise("plan", "albert-base-v2").out.splitlines()[0]
+    assert "Sharing" not in tiewise("plan", "gpt2", "--share=none").out.splitlines()[0]
+
+
 def test_plan_json_equals_record_of_python_plan(tiewise):
     choices = "--like=qwen3-0.6b --boundary=tied,factored:64 --share=none,all:groups=2 --init=0.01 "
     choices += "--world=8 --tp=4 --fsdp=2 --batch=2 --length=256 --dtype=bfloat16"

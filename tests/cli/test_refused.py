@@ -168,7 +168,7 @@ PLAN = {
     "--like=gpt2 --widht=9": "no option --widht; did you mean --width? see ",
     "--like=gtp2": "did you mean gpt2",
     "--like=gpt2 --gated": "--gated does not apply to gpt2, whose class decides it",
-    ". --like=gpt2": "a config and --like at once",
+    ". --like=gpt2": "a model and --like gpt2 at once",
     "--vocab=10 --width=4": "--layers missing",
     "--vocab=0 --width=4 --layers=1": "vocab = 0",
     "--vocab=10 --width=10 --layers=2 --heads=3": "not a multiple of 3 heads",

@@ -17,7 +17,7 @@ from tiewise.core.errors import PlanError
 if TYPE_CHECKING:
     from tiewise.planning.plan import ModelSource, Plan
 
-SIZES = "Sizes: of a model without a config, or other sizes of --like"
+SIZES = "Sizes: of a model without a config, or other sizes of a public one"
 SIZE_OPTIONS = ("vocab", "width", "layers", "heads", "kv_heads", "ffn", "gated")
 SETTING_OPTIONS = ("batch", "length", "dtype", "world", "tp", "fsdp")
 LISTED = "List of public models"
@@ -30,8 +30,11 @@ def _in(panel: str, kind: type, *names: str, default: Any = None, **described: A
 
 
 @o.taking(
-    config=(Path, typer.Argument(None, metavar="[CONFIG_OR_FOLDER]", help="A config.json, or the folder with one.")),
-    like=(str, typer.Option(None, metavar="NAME", help="A public model (`tiewise plan --list` has all), or its like.")),
+    model=(
+        str,
+        typer.Argument(None, metavar="[MODEL]", help="A config.json, its folder, or a public model (--list has all)."),
+    ),
+    like=(str, typer.Option(None, metavar="NAME", help="A public model, also if a folder has its name.")),
     arms=(
         str,
         typer.Option(
@@ -85,8 +88,8 @@ def plan(**parameters: Any) -> None:
     """Recommend tied or untied ends, and count what each choice costs.
 
     The first line is the recommendation: what tying saves, and what similar public models do. Then one table; --full
-    prints parameters by part, bytes, work and thresholds. The model is a config, a public model (--like, which size
-    options change), or sizes alone (--vocab, --width, --layers). It loads no weights, and builds no model except with
+    prints parameters by part, bytes, work and thresholds. The model is a config, a public model (which size options
+    change), or sizes alone (--vocab, --width, --layers). It loads no weights, and builds no model except with
     --build. An estimate is marked ≈; if a part of the model is not counted, no total is printed. --list prints the
     public models instead.
     """
@@ -108,7 +111,7 @@ def _print_plan(parameters: dict[str, Any]) -> None:
     plot: Path | None = parameters["plot"]
     _require_new_page(plot, parameters["overwrite"])
     sizes = {name: parameters[name] for name in SIZE_OPTIONS if parameters[name] is not None}
-    model = _model(parameters["config"], parameters["like"], sizes)
+    model = _model(parameters["model"], parameters["like"], sizes)
     if parameters["build"]:
         model = _built(model)
     setting = Setting(**{name: parameters[name] for name in SETTING_OPTIONS}, std=parameters["init"])
@@ -139,26 +142,18 @@ def _write_page(result: Plan, plot: Path, quiet: bool) -> None:
         o.print_to_stderr(f"page: {page}")
 
 
-def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
+def _model(model: str | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
     """Return the model to plan, of a config, of the catalogue, or of sizes. Raises PlanError for none or several."""
-    from tiewise.planning.call_keywords import decoder_of_sizes, resized_model
+    from tiewise.planning.call_keywords import read_size_keywords
+    from tiewise.planning.plan import named_model
 
-    if like is not None and sizes and config is None:
-        return resized_model(like, sizes)
-    ways = {"a config": config, "--like": like, "sizes": sizes}
-    used_ways = [name for name, value in ways.items() if value]
-    if len(used_ways) != 1:
-        what = f"{' and '.join(used_ways)} at once" if used_ways else "no model to plan"
-        remedy = "give one of: a config.json or its folder, --like NAME, or --vocab, --width and --layers"
-        raise PlanError(what, remedy)
-    if config is not None:
-        if not config.exists():
-            remedy = f"check the path, or use --like {config.name} for a model of the catalogue"
-            raise PlanError(f"{config}: no such file or folder", remedy)
-        return config
-    if like is not None:
-        return like
-    return decoder_of_sizes(sizes)
+    source: ModelSource | None = read_size_keywords(model, {"like": like, **sizes})
+    if source is None:
+        remedy = "give one of: a config.json or its folder, a public model, or --vocab, --width and --layers"
+        raise PlanError("no model to plan", remedy)
+    if isinstance(source, str):
+        return named_model(source)
+    return source
 
 
 def _built(model: ModelSource) -> ModelSource:
@@ -167,14 +162,14 @@ def _built(model: ModelSource) -> ModelSource:
     They are exact also for families that no reader of tiewise supports.
     """
     o.need("torch", "transformers")
-    from tiewise.planning.catalogue import find
+    from tiewise.planning.catalogue import Model
     from tiewise.planning.plan import read_config_file
 
     values: Mapping[str, Any] | None = None
     if isinstance(model, Path):
         values = read_config_file(model)
-    elif isinstance(model, str):
-        values = find(model).config
+    elif isinstance(model, Model):
+        values = model.config
     elif isinstance(model, dict):  # a model of the catalogue at other sizes
         values = model
     if values is None:
@@ -188,7 +183,7 @@ def _list_models(parameters: dict[str, Any]) -> None:
     """Print the public models that the filters of `--list` select."""
     from tiewise.planning.catalogue import BETTER, select
 
-    if parameters["config"] is not None or parameters["like"] is not None:
+    if parameters["model"] is not None or parameters["like"] is not None:
         raise PlanError("--list with a model to plan", "leave the model or --list out")
     least, most = (None if size is None else size * 1e9 for size in (parameters["min_size"], parameters["max_size"]))
     family, min_vocab = parameters["family"] or "", parameters["min_vocab"] or 0

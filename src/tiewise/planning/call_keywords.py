@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from tiewise.core.errors import PlanError, did_you_mean
 from tiewise.core.written_options import written_option
+from tiewise.planning.catalogue import find
 from tiewise.planning.config import NEEDED_SIZES, written_sizes
 from tiewise.planning.costs import Setting
 from tiewise.planning.read_config import Sizes, require_size
@@ -33,8 +34,9 @@ class SizeKeywords(TypedDict, total=False):
 
 
 class PlanKeywords(SizeKeywords, total=False):
-    """Keywords of `plan`: sizes, and the conditions of a step, which `Setting` describes."""
+    """Keywords of `plan`: sizes, a public model, and the conditions of a step, which `Setting` describes."""
 
+    like: str
     batch: int
     length: int
     dtype: str
@@ -46,6 +48,7 @@ class PlanKeywords(SizeKeywords, total=False):
 
 SIZES = get_type_hints(SizeKeywords)
 KEYWORDS = get_type_hints(PlanKeywords)
+LIKE = "like"  # keyword that names a model of the catalogue
 
 
 def shows_keywords(function: Function) -> Function:
@@ -77,7 +80,8 @@ def read_setting_keywords(setting: Setting | None, keywords: Mapping[str, Any]) 
     Raises:
         PlanError: the call has both, or a value is outside its range.
     """
-    conditions = {keyword: each for keyword, each in keywords.items() if keyword not in SIZES and each is not None}
+    of_model = {*SIZES, LIKE}
+    conditions = {keyword: each for keyword, each in keywords.items() if keyword not in of_model and each is not None}
     if setting is None:
         std = conditions.pop("init", None)
         return Setting(**conditions, std=std)
@@ -90,7 +94,7 @@ def read_setting_keywords(setting: Setting | None, keywords: Mapping[str, Any]) 
 def read_size_keywords(model: Any, keywords: Mapping[str, Any]) -> Any:
     """Return the model of a call.
 
-    That is its first argument, also at other sizes, or a decoder of these sizes.
+    That is its first argument or the model that it is like, also at other sizes, or a decoder of these sizes.
 
     Raises:
         PlanError: there is no model, the model cannot have these sizes, or a size is outside its range.
@@ -98,14 +102,25 @@ def read_size_keywords(model: Any, keywords: Mapping[str, Any]) -> Any:
     sizes = {size: keywords[size] for size in SIZES if keywords.get(size) is not None}
     for size, count in sizes.items():
         require_size(size, count)
+    like = keywords.get(LIKE)
+    if like is not None:
+        if model is not None:
+            raise PlanError(f"a model and {written_option(LIKE, like)} at once", "leave one of them out")
+        return resized_model(like, sizes) if sizes else find(like)
     if not sizes:
         return model
     if model is None:
         return decoder_of_sizes(sizes)
-    if isinstance(model, str) and not os.path.exists(model):
+    if isinstance(model, str) and not is_config_path(model):
         return resized_model(model, sizes)
-    problem = f"{', '.join(sizes)} with a {type(model).__name__} as the model"
-    raise PlanError(problem, 'change the sizes in its config, or name a public model: tiewise.plan("gpt2", width=1024)')
+    kind = "path" if isinstance(model, str) else type(model).__name__
+    problem = f"{', '.join(map(written_option, sizes))} with a {kind} as the model"
+    raise PlanError(problem, "change the sizes in its config, or name a public model, such as gpt2")
+
+
+def is_config_path(text: str) -> bool:
+    """Return whether a text is the path of a file, or of a folder with a config.json."""
+    return os.path.isfile(text) or os.path.isfile(os.path.join(text, "config.json"))
 
 
 def resized_model(name: str, sizes: Mapping[str, Any]) -> dict[str, Any]:

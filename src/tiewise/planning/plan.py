@@ -2,6 +2,7 @@
 
 plan("qwen3-0.6b", arms="tied,untied,factored:128", share="none,all").record()
 plan("path/to/config.json")
+plan(like="gpt2", width=1024)
 plan(vocab=50_000, width=1024, layers=12, heads=16)
 """
 
@@ -26,6 +27,7 @@ from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
 from tiewise.planning.call_keywords import (
     PlanKeywords,
+    is_config_path,
     read_setting_keywords,
     read_size_keywords,
     refuse_unknown,
@@ -37,7 +39,7 @@ from tiewise.planning.costs import DTYPES, Setting, all_costs
 from tiewise.planning.evidence import nearest_settings
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
-from tiewise.planning.recommendation import recommend, tying_saves
+from tiewise.planning.recommendation import recommend, sharing_sentences, tying_saves
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,6 +56,7 @@ class Plan(PrintedResult):
         architecture: parts of the model, as counted.
         setting: batch, length, ranks and data type of the counts.
         choices: every boundary with every sharing; the format is that of `record`.
+        sharings: sharings of layers that the caller named; empty if the model keeps its own.
 
     >>> import tiewise
     >>> result = tiewise.plan("gpt2")
@@ -65,6 +68,7 @@ class Plan(PrintedResult):
     architecture: Architecture
     setting: Setting
     choices: tuple[dict[str, Any], ...]
+    sharings: tuple[SharingSpec, ...] = ()
 
     def __str__(self) -> str:
         return as_text(self.record())
@@ -99,8 +103,10 @@ class Plan(PrintedResult):
         if ends.head:
             atlas = nearest_settings(positive_sizes, architecture.kind)
         neighbours = [each.record() for each in nearest]
+        recommendation = recommend(tying_saves(architecture), ends.head, neighbours, atlas)
+        recommendation["sentences"][:0] = sharing_sentences(architecture, self.sharings)
         record = {
-            "recommendation": recommend(tying_saves(architecture), ends.head, neighbours, atlas),
+            "recommendation": recommendation,
             "model": self._model_record(),
             "setting": self.setting.record(),
             "choices": list(self.choices),
@@ -160,10 +166,11 @@ def plan(
     The model is named, or given by its sizes. The keywords are the options of `tiewise plan`.
 
     Args:
-        model: A name of the catalogue, the path of a config.json or of its folder, a config (a mapping), sizes, a model
-            of the catalogue, or an architecture. A string is looked up as a name first, then as a path.
+        model: The path of a config.json or of its folder, a name of the catalogue, a config (a mapping), sizes, a model
+            of the catalogue, or an architecture. A string that is no path of a config is a name.
         arms: Boundaries in the order of the columns: a list, or text such as "tied,untied,factored:128".
         share: Sharings of layers, as a list or as text. None: as the model itself shares its layers.
+        like: A name of the catalogue, instead of `model`. A path is not looked up.
         setting: Tokens per step, dtype, ranks and initialisation, as one object instead of as keywords.
         vocab, width, layers: V, D and L of a generic decoder without a model, or other sizes of a catalogue model.
         heads, kv_heads: Attention heads, and heads of keys and values. By default 1, and as many as `heads`.
@@ -195,9 +202,9 @@ def plan(
     specs = dict.fromkeys(BoundarySpec.parse(arm) for arm in _one_by_one(arms))
     for spec in specs:
         spec.require(PLAN)
-    sharing = [architecture.sharing]
+    sharing: tuple[SharingSpec, ...] = (architecture.sharing,)
     if share is not None:
-        sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in _one_by_one(share)))
+        sharing = tuple(dict.fromkeys(SharingSpec.parse(each) for each in _one_by_one(share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: tiewise does not know its layers one by one", f"leave {written_option('share')} out")
     untied_total = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
@@ -214,7 +221,7 @@ def plan(
             **all_costs(architecture, counts, setting),
         }
         choices.append(mark_uncertain(figures, architecture, counts))
-    return Plan(name, architecture, setting, tuple(choices))
+    return Plan(name, architecture, setting, tuple(choices), sharing if share is not None else ())
 
 
 def _flat_choice(choice: Mapping[str, Any]) -> Row:
@@ -250,19 +257,24 @@ def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
     if isinstance(model, catalogue.Model):
         return model.name, _architecture_of_listed(model)
     if isinstance(model, str):
-        return _resolve_name(model)
+        return resolve_model(named_model(model))
     return resolve_model(_config_of(model))
 
 
-def _resolve_name(name: str) -> tuple[str, Architecture]:
-    """Return the name and the architecture of a model of the catalogue, else of a path."""
+def named_model(text: str) -> Path | catalogue.Model:
+    """Return what a text names: the path of a config, else a model of the catalogue.
+
+    Raises:
+        PlanError: it names neither.
+    """
+    if is_config_path(text):
+        return Path(text)
     try:
-        listed = catalogue.find(name)
-    except PlanError:
-        if not os.path.exists(name):
-            raise
-        return resolve_model(Path(name))
-    return listed.name, _architecture_of_listed(listed)
+        return catalogue.find(text)
+    except PlanError as error:
+        if os.path.exists(text):
+            return Path(text)  # whoever reads it reports the missing config.json
+        raise PlanError(f"{error.problem}, and no file or folder has this path", error.remedy) from None
 
 
 def _config_of(model: Any) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiewise.core.measurement import count, plain, rounded
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget
@@ -53,10 +54,31 @@ class Agreement:
 def tying_saves(architecture: Architecture) -> ParametersSaved:
     """Count what tying saves in a model, compared with the same model untied."""
     tied, untied = (budget(architecture, BoundarySpec(kind), architecture.sharing) for kind in ("tied", "untied"))
-    saved, total = untied.total - tied.total, untied.total
+    return ParametersSaved(untied.total - tied.total, _shown_total(architecture, untied.total))
+
+
+def sharing_sentences(architecture: Architecture, sharings: Sequence[SharingSpec]) -> list[str]:
+    """Return a sentence on what sharings of layers save, compared with separate layers; none without sharing.
+
+    The model keeps its boundary.
+    """
+    separate = budget(architecture, architecture.boundary, SharingSpec()).total
+    savings = []
+    for sharing in sharings:
+        if sharing.kind != "none":
+            saved = separate - budget(architecture, architecture.boundary, sharing).total
+            saving = ParametersSaved(saved, _shown_total(architecture, separate))
+            savings.append(f"{sharing} saves {saving_in_words(saving)}")
+    if not savings:
+        return []
+    return [f"Sharing {', '.join(savings)}, compared with separate layers."]
+
+
+def _shown_total(architecture: Architecture, total: int) -> float | None:
+    """Return a total of parameters: rounded if it is estimated, None if parts are not counted."""
     if architecture.not_counted:
-        return ParametersSaved(saved, None)
-    return ParametersSaved(saved, rounded(total) if architecture.estimated else total)
+        return None
+    return rounded(total) if architecture.estimated else total
 
 
 def recommend(
