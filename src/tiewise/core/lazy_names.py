@@ -14,16 +14,14 @@ import re
 import sys
 from functools import cached_property
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 _IMPORT = re.compile(r"^from (\S+) import (\w+) as \w+$", re.MULTILINE)
 
 
 class LazyNames:
-    """Public names of one package, with the module that defines each.
-
-    A package that uses this class has no `__all__`: `help(package)` would print the docstring of every name.
-    """
+    """Public names of one package, with the module that defines each."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -35,12 +33,16 @@ class LazyNames:
         return {name: home for home, name in _IMPORT.findall(stub)}
 
     def get(self, name: str) -> Any:
-        """Return a public name, or a submodule that the stub names.
+        """Return a public name, a submodule that the stub names, or the list of names for `__all__`.
+
+        `help(package)` gets no `__all__`, because it would print the docstring of every name.
 
         Raises:
             AttributeError: the package has no such name.
             ImportError: the name needs a library that is not installed.
         """
+        if name == "__all__" and not _is_asked_by_help():
+            return self.list()
         if name not in self.homes:
             problem = f"module {self.package!r} has no attribute {name!r}"
             raise AttributeError(problem, name=name, obj=sys.modules[self.package])  # Python adds the nearest name
@@ -58,3 +60,13 @@ class LazyNames:
     def list(self) -> list[str]:
         """Return the public names in alphabetical order, without submodules."""
         return sorted(name for name, home in self.homes.items() if home != self.package)
+
+
+def _is_asked_by_help() -> bool:
+    """Return whether `pydoc`, which prints `help`, is among the callers."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "pydoc":
+            return True
+        frame = frame.f_back
+    return False
