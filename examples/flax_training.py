@@ -5,6 +5,7 @@
 The text is Python's own documentation, so nothing is downloaded. PyTorch can read the files in runs/flax/.
 """
 
+import argparse
 import math
 import sys
 from pathlib import Path
@@ -35,7 +36,9 @@ def show(point: TrainingPoint, steps: int) -> None:
 
 def main() -> None:
     """Train every arm and print its validation loss and speed."""
-    recipe = OptaxRecipe(steps=int(sys.argv[1]) if len(sys.argv) > 1 else 200, length=64)
+    parser = argparse.ArgumentParser(description="Train tied, untied and factored decoders in Flax NNX with Optax.")
+    parser.add_argument("steps", type=int, nargs="?", default=200)
+    recipe = OptaxRecipe(steps=parser.parse_args().steps, length=64)
     print("preparing the text", file=sys.stderr)
     text = prepare(["builtin"], f"bpe:{VOCAB}", OUT / "data", length=recipe.length)
     for arm in ("tied", "untied", "factored:16"):

@@ -24,9 +24,9 @@ measured. Recorded in FOLDER by:
     cp recorded/results.json ../examples/kit_results.json
 """
 
+import argparse
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -237,8 +237,9 @@ def make_draft(model: Path, draft: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("give one folder to make: python examples/kit.py FOLDER")
-    make(Path(sys.argv[1]))
-    print(f"next: cd {sys.argv[1]}")
+    parser = argparse.ArgumentParser(description="Make the files that the documentation's examples use.")
+    parser.add_argument("folder", type=Path, help="Folder to make, or an empty one.")
+    folder = parser.parse_args().folder
+    make(folder)
+    print(f"next: cd {folder}")
     print("then: tiewise check my-model")

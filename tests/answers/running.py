@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import logging
+import math
 import os
 import random
 import signal
@@ -47,11 +48,13 @@ def run(arguments, folder, environment=()):
     """Run one command line in `folder`."""
     import_first()
     from tiewise.__main__ import main
+    from tiewise.cli import options
 
     out, err = io.StringIO(), io.StringIO()
     with (
         _isolated(folder, dict(environment)),
         mock.patch.object(sys, "argv", ["tiewise", *arguments]),
+        mock.patch.object(options, "LINES_AFTER", math.inf),  # stages would be printed on a slow machine alone
         mock.patch.object(sys.modules["__main__"], "__package__", None),  # else help takes it for the program
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""))),
         contextlib.redirect_stdout(out),

@@ -329,7 +329,7 @@ BAD = [
     # word2vec binary
     ("cut short, or no word2vec file: its first line promises 9 words of 3", binary(ABC, count=9)),
     ("cut short, it ends at byte 45 within an entry; take", lambda p: short(write_word2vec(p, ABC), 4)),
-    ("behind the 2 words of 3 numbers that its first line promises", binary(ABC, count=2)),
+    ("it continues after the 2 words of 3 numbers that its first line promises", binary(ABC, count=2)),
     ("first line", binary(ABC, width=2)),
     ("cut short", binary(ABC, width=4)),
     ("its first line says 0 numbers per word", binary(ABC, width=0)),

@@ -46,7 +46,7 @@ def test_reader_returns_tensors_and_metadata_that_safetensors_wrote(tmp_path):
         ({"a": entry(), "b": entry(offsets=(2, 6))}, b"\0" * 6, "overlaps"),
         ({"a": entry(), "b": entry(offsets=(8, 12))}, b"\0" * 12, "leaves 4 bytes free"),
         ({"a": entry()}, b"\0" * 2, "ends 2 bytes before"),
-        ({"a": entry()}, b"\0" * 9, "goes on 5 bytes"),
+        ({"a": entry()}, b"\0" * 9, "has 5 bytes after its tensors"),
         ({"a": entry(dtype="F99")}, b"\0" * 4, "unknown dtype F99"),
         ({"a": entry(shape=(-1,))}, b"\0" * 4, "its shape"),
         ({"a": entry(shape=(2**62, 2**62), offsets=(0, 4))}, b"\0" * 4, "do not hold"),

@@ -1,5 +1,6 @@
 """Fixtures that run commands in this process, in an empty folder."""
 
+import math
 import os
 import subprocess
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import pytest
 import transformers
 from cli_tiny import TINY, write_text
 
+from tiewise.cli import options
 from tiewise.cli.main import main
 
 import_module("tiewise.training.compare")
@@ -31,6 +33,7 @@ def tiewise(tmp_path, monkeypatch, capfd, type_command, pipe_in):
     for name in ("TOKENIZERS_PARALLELISM", "TF_CPP_MIN_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "false"))
     verbosity = transformers.logging.get_verbosity()
+    monkeypatch.setattr(options, "LINES_AFTER", math.inf)  # on a slow machine, commands would print their stages
 
     def run(*arguments, stdin=b""):
         type_command("tiewise", *arguments)

@@ -118,7 +118,7 @@ def test_ctrl_c_to_any_rank_stops_all_and_resumed_run_gives_same_figures(tmp_pat
         processes[rank].send_signal(signal.SIGINT)
     (code, out, err), other = wait_for_exit(processes)
     assert (code, out) == (130, "")
-    line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
+    line = "tiewise: interrupted, a checkpoint is written; resume with: tiewise compare --out run --resume"
     assert err.splitlines()[1:] == [line]
     assert other == (130, "", "")
     assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
@@ -198,8 +198,8 @@ def test_rank_exits_2_if_the_other_is_killed_and_run_resumes(tmp_path, text, ran
     processes[rank].kill()
     code, out, err = wait_for_exit(processes)[1 - rank]
     assert (code, out) == (2, "")
-    line = "another process of this run has ended; tiewise compare --out run --resume goes on from the last checkpoint"
-    assert err.splitlines()[-1] == f"tiewise: {line}"
+    line = "another process of this run has ended; resume from the last checkpoint with: tiewise compare --out run"
+    assert err.splitlines()[-1] == f"tiewise: {line} --resume"
     resumed = wait_for_exit(launch(tmp_path, 2, "compare", "--out=run", "--resume", *sharding))
     assert [code for code, *_ in resumed] == [0, 0]
 

@@ -82,9 +82,9 @@ def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_
     [(code, out, err)] = wait_for_exit([ray])
     assert code == 0, err
     assert figures(out) == undisturbed
-    output = [line for line in err.splitlines() if "taken up again" in line]
+    output = [line for line in err.splitlines() if "restarted" in line]
     assert len(output) == 2, err
-    assert all("taken up again, " in line and " of 3" in line for line in output)
+    assert all("restarted, " in line and " of 3" in line for line in output)
     for run in ("1/4 ", "2/4 ", "3/4 ", "4/4 "):
         assert sum(run in line and "validation" in line for line in err.splitlines()) == 1, err
     assert "Traceback" not in err
@@ -105,7 +105,9 @@ def test_ctrl_c_ends_ray_tasks_with_checkpoints_that_local_launcher_resumes(tmp_
     processes = descendants(ray)
     ray.send_signal(signal.SIGINT)
     [(code, out, err)] = wait_for_exit([ray])
-    line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume --launcher ray goes on"
+    line = (
+        "tiewise: interrupted, a checkpoint is written; resume with: tiewise compare --out run --resume --launcher ray"
+    )
     assert (code, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
     stopped = unfinished(started_runs())
     assert stopped

@@ -1,6 +1,7 @@
 """Test the progress bar of commands and the message about missing packages."""
 
 import io
+import math
 import sys
 
 import pytest
@@ -36,7 +37,18 @@ def test_progress_bar_shows_one_bar_for_all_tasks(reads, monkeypatch):
     assert "\x1b[1A" not in terminal.getvalue().rpartition("third")[0]
 
 
-def test_progress_bar_prints_nothing_without_terminal(capsys):
-    with options.progress_bar(False, reads=False, soon=0):
-        report_progress("first", 0, 9)
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("quiet", "reads", "after", "lines"),
+    [
+        (False, False, 0, ["first (0 %)", "second (33 %)"]),  # one line per stage
+        (False, False, math.inf, []),  # short work
+        (True, False, 0, []),
+        (False, True, 0, []),  # files
+    ],
+)
+def test_progress_bar_prints_a_line_per_stage_without_terminal(capsys, monkeypatch, quiet, reads, after, lines):
+    monkeypatch.setattr(options, "LINES_AFTER", after)
+    with options.progress_bar(quiet, reads=reads, soon=0):
+        for stage, done in (("first", 0), ("first", 1), ("second", 3), ("first", 4), ("second", 5)):
+            report_progress(stage, done, 9)
+    assert capsys.readouterr().err.splitlines() == lines

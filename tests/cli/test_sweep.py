@@ -109,7 +109,7 @@ def test_sweep_interrupted_while_it_moves_folder_into_place_resumes(tiewise, gri
     monkeypatch.setattr(studies, "replace_path", interrupt_at_moment)
     result = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
     assert (result.code, result.out) == (130, "")
-    assert result.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"
+    assert result.err == "tiewise: interrupted; resume with: tiewise sweep --out s --resume\n"
     assert tiewise("sweep", "--out=s", "--resume", "--jobs=1", "-q").code == 0
     assert len(rows(tmp_path / "s")) == 2
     assert not (tmp_path / "s" / ".starting").exists()
@@ -135,7 +135,7 @@ def test_sweep_interrupted_and_killed_in_turn_ends_with_same_table(tmp_path, gri
         [(code, _, err)] = wait_for_exit([process])
         assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), err
         if number == signal.SIGINT:
-            assert err.splitlines()[-1] == "tiewise: interrupted; tiewise sweep --out cut --resume goes on"
+            assert err.splitlines()[-1] == "tiewise: interrupted; resume with: tiewise sweep --out cut --resume"
         (process,) = launch(tmp_path, 1, "sweep", "--out=cut", "--resume", "--jobs=1")
     [(code, _, err)] = wait_for_exit([process])
     assert code == 0, err

@@ -227,6 +227,13 @@ def test_kit_refuses_folder_that_is_not_empty(tmp_path):
     assert (done.returncode, done.stderr) == (1, f"{tmp_path} is not empty\n")
 
 
+def test_kit_makes_no_folder_of_an_option(tmp_path):
+    for word, code in (("--help", 0), ("--fodler", 2)):
+        done = subprocess.run([sys.executable, ROOT / "examples/kit.py", word], cwd=tmp_path, capture_output=True)
+        assert done.returncode == code
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_kit_makes_its_folders_from_part_of_the_text_and_takes_no_optimizer_step(tmp_path):
     steps, texts = [], []
     kit = runpy.run_path(str(ROOT / "examples/kit.py"))

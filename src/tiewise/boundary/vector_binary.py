@@ -84,7 +84,7 @@ def read_word2vec(file: Cursor, tokens: Sequence[str | None], header: VectorHead
         if word in rows.index:
             rows.put(word, np.frombuffer(vector, "<f4"), number)
     if file.bytes[file.position : file.position + 2] not in (b"", b"\n"):
-        problem = f"behind the {count:,} words of {width:,} numbers that its first line promises it goes on"
+        problem = f"it continues after the {count:,} words of {width:,} numbers that its first line promises"
         raise DataError(f"{problem} (byte {file.position:,} of {size:,})", DOWNLOAD_AGAIN)
     return rows
 

@@ -18,7 +18,7 @@ import typer
 from tiewise.core import ranks
 from tiewise.core.errors import RunError
 from tiewise.core.interrupts import is_caused_by_ctrl_c
-from tiewise.core.progress import listen_to_progress
+from tiewise.core.progress import ProgressListener, listen_to_progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,6 +100,7 @@ FOLLOW_LINKS = typer.Option(
 )
 QUIET = typer.Option(False, "--quiet", "-q", help="Print no progress.", rich_help_panel=RESULTS)
 SOON = 1.0  # seconds before a progress bar appears; shorter work needs none
+LINES_AFTER = 3.0  # the same for the lines that replace the bar if stderr is no terminal
 
 
 def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -202,14 +203,18 @@ def need(*names: str, extra: str = "torch") -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]:
-    """Show the progress of a block on stderr, if stderr is a terminal.
+    """Show the progress of a block on stderr: a bar, or a line per stage if stderr is no terminal.
 
     With `reads`, the progress is in bytes of one file after another; otherwise it is in parts of one task. Parts take
     from seconds to minutes, so the bar shows the elapsed time and no estimate of the rest. It appears after `soon`
-    seconds.
+    seconds. Reading files prints no lines.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet or (reads and not sys.stderr.isatty()):
         yield
+        return
+    if not sys.stderr.isatty():
+        with listen_to_progress(_stage_printer()):
+            yield
         return
     from rich import progress
     from rich.console import Console
@@ -242,3 +247,18 @@ def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]
             yield
     finally:
         bar.stop()
+
+
+def _stage_printer() -> ProgressListener:
+    """Return a function that prints each stage once, with the progress, after `LINES_AFTER` seconds."""
+    start = time.monotonic()
+    printed: set[str] = set()
+
+    def show(name: str, done: float, total: float) -> None:
+        """Print a stage that was not printed before."""
+        if name in printed or time.monotonic() - start < LINES_AFTER:
+            return
+        printed.add(name)
+        print_to_stderr(f"{name} ({100 * done / max(total, 1):.0f} %)")
+
+    return show

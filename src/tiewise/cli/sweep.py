@@ -44,7 +44,7 @@ def sweep(
     def remains() -> str:
         """Return the command that resumes the study, if it has started."""
         has_started = any(out.glob("**/grid.yaml"))
-        return f"; {resume_command} goes on" if has_started else ""
+        return f"; resume with: {resume_command}" if has_started else ""
 
     with o.interruptible(remains):
         study_grid = _grid(grid, quick, report_to)

@@ -118,7 +118,7 @@ class _TrainingCommand:
             code = 130
             if ranks.is_first() and self.can_resume:
                 remains = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
-                o.print_to_stderr(f"tiewise: interrupted, {remains}; {self._resume_command()} goes on")
+                o.print_to_stderr(f"tiewise: interrupted, {remains}; resume with: {self._resume_command()}")
         else:
             expected = self._expected_error(error)
             if expected is None:
@@ -140,7 +140,7 @@ class _TrainingCommand:
             remedy = f"make room there, then {self._resume_command()}"
         full_disk = disk_error(error, self.out, remedy)
         if full_disk is None and ranks.is_lost_peer(error):
-            remedy = f"{self._resume_command()} goes on from the last checkpoint"
+            remedy = f"resume from the last checkpoint with: {self._resume_command()}"
             return RunError("another process of this run has ended", remedy)
         return full_disk
 
@@ -157,7 +157,7 @@ class _TrainingCommand:
 def check_upload(command: str, out: Path, parameters: dict[str, Any]) -> None:
     """Raise RunError if `--push-to-hub` names no repository, and print what an upload from here lacks.
 
-    The training goes on, because the upload can follow later.
+    The training continues, because the upload can follow later.
     """
     repo_id = parameters.get("push_to_hub")
     if repo_id is None:

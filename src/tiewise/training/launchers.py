@@ -257,7 +257,7 @@ class _Task:
             has_checkpoint = newest_checkpoint(job.folder)[1] > 0
             end: BaseException = Interrupted(str(job.folder)) if has_checkpoint else KeyboardInterrupt()
         except errors.RayTaskError as error:
-            end = RunError(f"{job.title}: {_last_line(error)}", "--resume goes on from its last checkpoint")
+            end = RunError(f"{job.title}: {_last_line(error)}", "resume from its last checkpoint with --resume")
         except (errors.RayError, StopIteration) as error:
             return "lost", f"was lost ({_last_line(error)})"
         return "error", pickle.dumps(end)

@@ -164,7 +164,7 @@ class Workers(AbstractContextManager["Workers"]):
 
     def lost_error(self, job: Work, how: str) -> RunError:
         """Return the error for a run whose process was lost too often."""
-        remedy = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
+        remedy = "resume from its last checkpoint with --resume; if memory ran out, use a smaller --jobs"
         before = f", as {self.retries} before it" if self.retries else ""
         return RunError(f"{job.title}: its process {how}{before}", remedy)
 
@@ -261,7 +261,7 @@ class _Round(Generic[J, T]):
             self._fail(KeyboardInterrupt() if self.press.pressed else self.pool.lost_error(job, how))
             return
         self.losses[job] += 1
-        again = f"taken up again, {self.losses[job]} of {self.pool.retries}"
+        again = f"restarted, {self.losses[job]} of {self.pool.retries}"
         self.pool.say(f"{job.title}: its process {how}; {again}")
         self.waiting.appendleft((job, self.pool.threads))
 

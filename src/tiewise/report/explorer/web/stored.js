@@ -112,7 +112,7 @@ export async function readHeader(file, where) {
   }
   if (end !== file.size) {
     const how = end > file.size ? `ends ${count(end - file.size)} bytes before its tensors do`
-      : `goes on ${count(file.size - end)} bytes`;
+      : `has ${count(file.size - end)} bytes after its tensors`;
     throw new Refusal(`${where}: the file ${how}; ${again}`);
   }
   return tensors;
