@@ -10,7 +10,7 @@ import pytest
 
 from tiewise.core.errors import RunError
 from tiewise.training import compare, short_trials
-from tiewise.training.compare import finish
+from tiewise.training.compare import finish, finish_element
 from tiewise.training.folder import read_json, saved_run
 from tiewise.training.kinds import decoder
 from tiewise.training.measures import MeasuredSplit
@@ -54,6 +54,18 @@ def test_tuning_gives_every_arm_same_trials_and_selects_lowest_tune_loss(
     assert (len(tied), tied) == (4, untied)
     assert not any((out / "tuning").rglob("*.safetensors"))
     assert sum(line.startswith("tune ") for line in lines) == 8
+
+
+def test_element_of_tuned_comparison_trains_as_tuned_or_refuses(tiny_settings, tmp_path, lines, four_trials):
+    out = lines.begin(tiny_settings(tune=True, steps=20), tmp_path / "out")
+    with pytest.raises(RunError, match=r"--element 2: 8 of 8 tuning trials of .* have not finished; finish them with"):
+        finish_element(out, lines.display, 2)
+    whole = finish(out, lines.display)
+    result = out / "untied" / "seed-1" / "result.json"
+    result.unlink()
+    again, (first,) = finish_element(out, lines.display, 2).result, whole.of("untied")
+    assert (again.arm, again.init_std, again.learning_rate) == ("untied", first.init_std, first.learning_rate)
+    assert again.heldout_nll == first.heldout_nll
 
 
 def test_tuning_resumes_after_interruption(tiny_settings, tmp_path, lines, four_trials, monkeypatch):

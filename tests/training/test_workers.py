@@ -156,16 +156,18 @@ def test_settle_count_considers_threads_runs_memory_kind_and_trial_speed(job, ti
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(short_trials, "free_memory", lambda: 100 * GIGABYTE)
     slower = 1.0  # time of a parallel run relative to its share of the threads
+    alone_steps, cores = [1.0], [1.0, 1.0]  # seconds of the trials alone in turn; shares with a core alone, in parallel
 
     class TrialWorkers(Workers):
         def each(self, work, jobs, show, done):
             assert len({job.folder for job in jobs}) == len(jobs) == self.count
-            return [Pace(slower * self.count, 0.0, 0.0)] * len(jobs)
+            return [Pace(slower * self.count, 0.0, 0.0, cores[1])] * len(jobs)
 
     def pace(job, steps):
         assert steps in range(*short_trials.COUNT_TRIAL_STEPS)
         assert not job.folder.exists()  # an interrupted trial leaves this folder
-        return Pace(1.0, 0.0, 0.0)
+        alone_steps.append(alone_steps.pop(0))
+        return Pace(alone_steps[-1], 0.0, 0.0, cores[0])
 
     monkeypatch.setattr(short_trials, "measure_pace", pace)
 
@@ -185,7 +187,18 @@ def test_settle_count_considers_threads_runs_memory_kind_and_trial_speed(job, ti
     monkeypatch.setattr(short_trials, "estimate_demand", lambda job: (10 * GIGABYTE, 30.0))
     slower = 0.7
     assert chosen(2)[:2] == (1, 8)
-    assert chosen(9) == (8, 1, "they took 30% less time than one at a time in a short trial")
+    assert chosen(9) == (8, 1, "they took 30 % less time than one at a time in a short trial")
+    for seconds in ([1.0, 20.0], [20.0, 1.0]):  # another program starts or ends during the trial
+        alone_steps = seconds
+        assert chosen(9)[2] == "they took 30 % less time than one at a time in a short trial"
+    others = ", during which other programs used the cores"
+    alone_steps = [20.0, 20.0]
+    for shares in ([0.3, 0.9], [0.9, 0.3]):
+        cores = shares
+        assert chosen(9) == (8, 1, f"they were faster than one at a time in a short trial{others}")
+    alone_steps, slower = [1.0], 1.2
+    assert chosen(9) == (1, 8, f"8 at a time were not clearly faster in a short trial{others}")
+    cores, slower = [1.0, 1.0], 0.7
     assert [chosen(3)[:2], chosen(1)[:2]] == [(3, 2), (1, 8)]
     slower = 1.2
     assert chosen(9) == (1, 8, "8 at a time were not clearly faster in a short trial")

@@ -54,7 +54,16 @@ from tiewise.training.folder import (
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, gaps
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Elapsed, Show, settle_count, short_steps, steps_within, trials_per_arm, tune
+from tiewise.training.short_trials import (
+    Elapsed,
+    Show,
+    settle_count,
+    short_steps,
+    steps_within,
+    trials_per_arm,
+    tune,
+    tuned_before,
+)
 from tiewise.training.trackers import require_trackers
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
@@ -407,7 +416,10 @@ def finish_element(out: Path, display: Display, number: int) -> SingleRun:
     Other processes may train other runs of it at the same time.
     """
     settings, text = open_run(out, single=False)
-    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, choose_bigrams(text)[1])
+    jobs = make_jobs(settings, text, out, products_of(out, display))
+    if settings.tune:
+        jobs = tuned_before(jobs, out, f"--element {number}")
+    runs = all_runs(jobs, settings.seeds, choose_bigrams(text)[1])
     if not 1 <= number <= len(runs):
         raise RunError(f"--element {number}: {out} has {len(runs)} runs", f"choose 1 to {len(runs)}")
     return finish_run(runs[number - 1], display)

@@ -14,16 +14,20 @@ Every run of every arm gets equally many steps, so that pairs stay pairs. `run.y
 
 A step of a small model consists of hundreds of small operations, many of them too small to be divided among threads.
 Two runs of one thread each may or may not be faster than one run of two threads, depending on what the cores share:
-both were measured. A trial therefore times a few steps of a run that has all threads, and then of several runs at a
-time, each with an equal share of the threads. There are as many as threads, or as memory allows. If there is less than
-a minute's work, one run at a time is trained without a trial.
+both were measured. A trial therefore times a few steps of a run that has all threads, of several runs at a time, each
+with an equal share of the threads, and of the first one again. There are as many as threads, or as memory allows. If
+there is less than a minute's work, one run at a time is trained without a trial.
+
+Other programs slow down a run of several threads more than runs of one, because its threads wait for each other. The
+trial then holds for this load alone, so the line about it names the load and no figure. A run notices load by the share
+of the time in which its main thread had a core.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +36,7 @@ from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any, NamedTuple, Protocol
 
 import psutil
@@ -41,6 +45,7 @@ import torch
 from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.core import ranks
 from tiewise.core.errors import Interrupted, RunError
+from tiewise.core.measurement import percent
 from tiewise.training.folder import folder_name, read_json, remove, write_json
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
@@ -49,6 +54,7 @@ from tiewise.training.workers import AUTO, Workers
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
+TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
 SEED = 0  # seed of trials; compared runs have seeds from 1
 TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on, at most
 CALIBRATION_STEPS = (8, 60)  # fewest and most steps of a timed trial
@@ -58,6 +64,8 @@ LEAST_SECONDS_FOR_TRIAL = 60  # seconds of work; below it, new processes gain li
 OPERATIONS = 5e10  # operations of a core per second
 COUNT_TRIAL_STEPS = (6, 40)  # fewest and most steps of a trial of the count, about a second of steps
 LARGEST_TIME_RATIO = 0.95  # time of several at a time ÷ time of one at a time, at most; closer to 1 is chance
+LEAST_CORE_SHARE = 0.8  # share of the time with a core below which other programs used the cores
+OTHERS_COMPUTED = ", during which other programs used the cores"
 _PROCESS = 800 << 20  # bytes of a process after all imports, with its buffers
 _MEMORY = Path("/sys/fs/cgroup")  # folder with the memory limit of a container
 
@@ -90,16 +98,30 @@ def tune(
 
     Trials that `tuning.json` lists are not repeated.
     """
-    trials: dict[TrialKey, Job] = {}
-    for job in jobs:
-        trials |= _trials(job, out / "tuning")
-    notes = TrialNotes(out / "tuning.json", ended)
+    trials = _trials_of(jobs, out)
+    notes = TrialNotes(out / TUNING, ended)
     for key in notes.records:
         ended(trials[key])
     workers.each(train, [trial for key, trial in trials.items() if key not in notes.records], show, notes.add)
-    best = {job.arm: notes.best(job.arm, trials) for job in jobs}
-    chosen = [with_start_values(job, best[job.arm].init, best[job.arm].learning_rate) for job in jobs]
-    return chosen, [{**notes.records[key], "chosen": best[key.arm] == key} for key in trials]
+    best = notes.best_of_arms(trials)
+    records = [{**notes.records[key], "chosen": best[key.arm] == key} for key in trials]
+    return [with_best_values(job, best) for job in jobs], records
+
+
+def tuned_before(jobs: list[Job], out: Path, option: str) -> list[Job]:
+    """Return the jobs with the values that finished trials chose.
+
+    Raises:
+        RunError: a trial is missing; the message names the `option` that trains without it.
+    """
+    trials = _trials_of(jobs, out)
+    notes = TrialNotes(out / TUNING, lambda job, line="": None)
+    missing = len(trials.keys() - notes.records.keys())
+    if missing:
+        problem = f"{option}: {missing} of {len(trials)} tuning trials of {out} have not finished"
+        raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
+    best = notes.best_of_arms(trials)
+    return [with_best_values(job, best) for job in jobs]
 
 
 class TrialNotes:
@@ -123,6 +145,11 @@ class TrialNotes:
         verdict = "diverged" if has_diverged else f"{nll:.3f}"
         self.ended(trial, f"tune {key.arm}: init {key.init:.4g}, lr {key.learning_rate:.4g} → {verdict}")
 
+    def best_of_arms(self, trials: Iterable[TrialKey]) -> dict[str, TrialKey]:
+        """Return the best trial of each arm."""
+        keys = list(trials)
+        return {arm: self.best(arm, keys) for arm in dict.fromkeys(key.arm for key in keys)}
+
     def best(self, arm: str, trials: Iterable[TrialKey]) -> TrialKey:
         """Return the trial of an arm with the lowest loss; a diverged one is the worst."""
         return min((key for key in trials if key.arm == arm), key=self._loss)
@@ -130,6 +157,20 @@ class TrialNotes:
     def _loss(self, key: TrialKey) -> float:
         nll: float | None = self.records[key]["nll"]
         return math.inf if nll is None else nll
+
+
+def _trials_of(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
+    """Return the trials of all arms, each in a subfolder of the comparison."""
+    trials: dict[TrialKey, Job] = {}
+    for job in jobs:
+        trials |= _trials(job, out / "tuning")
+    return trials
+
+
+def with_best_values(job: Job, best: Mapping[str, TrialKey]) -> Job:
+    """Return the job with the starting scale and learning rate of its arm's best trial."""
+    key = best[job.arm]
+    return with_start_values(job, key.init, key.learning_rate)
 
 
 def _trials(job: Job, folder: Path) -> dict[TrialKey, Job]:
@@ -178,12 +219,13 @@ def make_trial(job: Job, folder: Path) -> Job:
 class Pace:
     """Seconds of an arm on this machine: per step, per evaluated token, and other.
 
-    `rest` has the time of building and saving a run.
+    `rest` has the time of building and saving a run, `core` the share of the time in which the main thread had a core.
     """
 
     step: float
     token: float
     rest: float
+    core: float = 1.0
 
     def seconds(self, job: Job) -> float:
         """Return the seconds of a complete run."""
@@ -194,7 +236,7 @@ def mean_pace(paces: Sequence[Pace]) -> Pace:
     """Return the mean of several paces."""
     step = fmean(pace.step for pace in paces)
     token = fmean(pace.token for pace in paces)
-    return Pace(step, token, fmean(pace.rest for pace in paces))
+    return Pace(step, token, fmean(pace.rest for pace in paces), min(pace.core for pace in paces))
 
 
 @dataclass(frozen=True)
@@ -288,15 +330,16 @@ def measure_pace(job: Job, steps: int) -> Pace:
     trial_settings = replace(job.settings, steps=4 * steps)  # a trial takes a quarter of the steps
     trial = make_trial(replace(job, spec=job.spec.plainly(), settings=trial_settings), job.folder)
     trial = replace(trial, title="speed")
-    begin = monotonic()
+    begin, computed = monotonic(), thread_time()
     try:
         result = train(trial).result
     except Interrupted:
         raise KeyboardInterrupt from None  # a timed trial is never resumed
+    core = (thread_time() - computed) / max(monotonic() - begin, 1e-9)
     ranks.on_rank_zero(lambda: rmtree(job.folder))
     step = max(result.seconds / (steps - 1), 1e-9)
     evaluation = kind_of(job.settings).evaluated_tokens(trial) * token
-    return Pace(step, token, max(0.0, monotonic() - begin - steps * step - evaluation))
+    return Pace(step, token, max(0.0, monotonic() - begin - steps * step - evaluation), core)
 
 
 def _seconds_per_token(job: Job) -> float:
@@ -354,16 +397,23 @@ def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Sho
     fewest_steps, most_steps = COUNT_TRIAL_STEPS
     steps = round(min(max(fewest_steps, job.settings.steps / seconds), most_steps))
     remove(folder)  # of a trial that was interrupted
-    alone = measure_pace(replace(job, folder=folder / "alone"), steps)
+    alone_job = replace(job, folder=folder / "alone")
+    before = measure_pace(alone_job, steps)
     workers.count, workers.threads = most, threads // most
     [together] = _paces([job], steps, folder, workers, show)
+    after = measure_pace(alone_job, steps)
     remove(folder)
+    alone = min(before, after, key=lambda pace: pace.step)  # load that comes or goes only slows one of them down
     # without the rest of a run, which is mostly imports in a process's first run
     share = replace(together, rest=0.0).seconds(job) / most / replace(alone, rest=0.0).seconds(job)
-    if share <= LARGEST_TIME_RATIO:
-        return most, f"they took {1 - share:.0%} less time than one at a time in a short trial"
-    workers.end()
-    return 1, f"{most} at a time were not clearly faster in a short trial"
+    is_loaded = min(alone.core, together.core) < LEAST_CORE_SHARE
+    load = OTHERS_COMPUTED if is_loaded else ""
+    if share > LARGEST_TIME_RATIO:
+        workers.end()
+        return 1, f"{most} at a time were not clearly faster in a short trial{load}"
+    if is_loaded:
+        return most, f"they were faster than one at a time in a short trial{load}"
+    return most, f"they took {percent(1 - share)} less time than one at a time in a short trial"
 
 
 def estimate_demand(job: Job) -> tuple[int, float]:
