@@ -11,7 +11,7 @@ from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import first_loss, first_step_inputs, stored_first_losses
-from tiewise.planning.plan import resolve_model
+from tiewise.planning.plan import plan, resolve_model
 from tiewise.planning.read_config import read
 
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
@@ -144,6 +144,16 @@ def test_first_loss_of_other_families_matches_their_initial_std(values):
 def test_first_loss_states_its_assumption_and_is_none_without_a_head():
     assert "independent" in first_loss(read({"model_type": "bert"}), BoundarySpec("tied"))["assumed"]
     assert first_loss(read({"model_type": "bert", "architectures": ["BertModel"]}), BoundarySpec("tied")) is None
+
+
+def test_no_first_loss_is_predicted_for_a_head_that_starts_from_vectors():
+    arms = ("tied", "tied+vectors=rows.txt", "factored:64+vectors=rows.txt", "untied+vectors=rows.txt")
+    record = plan("gpt2", arms).record()
+    losses = [choice["first_loss"] and choice["first_loss"]["nll"] for choice in record["choices"]]
+    assert losses[1:3] == [None, None]
+    assert losses[3] == plan("gpt2", "untied").choices[0]["first_loss"]["nll"]  # its head is drawn
+    assert "No first loss is predicted where the head starts from a file of vectors." in record["notes"]
+    assert "No first loss" not in " ".join(plan("gpt2").record()["notes"])
 
 
 def test_first_loss_of_a_wide_start_raises_no_warning():

@@ -1,5 +1,7 @@
 """Test configs at other sizes against catalogue siblings, and growth terms against hand counts."""
 
+import re
+
 import pytest
 
 from tiewise.core.errors import PlanError
@@ -64,3 +66,20 @@ def test_growth_equals_the_terms_counted_by_hand():
     assert terms.body["attention"] == {"attention": {"DDg": 2, "DDKg/H": 2}, "ffn": {"DFL": 2}}
     assert terms.divided == {("D", "H"), ("H", "K")}
     assert growth(catalogue.find("deepseek-v3").config) is None  # has dense layers, then expert layers
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+ODD = (None, "8", [8, 8], {}, 1.5, True, -1, 0)
+
+
+@pytest.mark.parametrize("key", [*LLAMA, "intermediate_size", "num_key_value_heads"])
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_growth_of_a_malformed_config_fails_as_plan_does(key, value):
+    config = {**LLAMA, key: value}
+    try:
+        plan(config)
+    except PlanError as error:
+        with pytest.raises(PlanError, match=re.escape(str(error))):
+            growth(config)
+    else:
+        assert growth(config) is None or growth(config).sizes["vocab"] == 100

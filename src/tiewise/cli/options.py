@@ -203,11 +203,11 @@ def need(*names: str, extra: str = "torch") -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]:
-    """Show the progress of a block on stderr: a bar, or a line per stage if stderr is no terminal.
+    """Show the progress of a block on stderr.
 
-    With `reads`, the progress is in bytes of one file after another; otherwise it is in parts of one task. Parts take
-    from seconds to minutes, so the bar shows the elapsed time and no estimate of the rest. It appears after `soon`
-    seconds. Reading files prints no lines.
+    It is a bar, or a line per stage if stderr is no terminal. With `reads`, the progress is in bytes of one file after
+    another; otherwise it is in parts of one task. Parts take from seconds to minutes, so the bar shows the elapsed time
+    and no estimate of the rest. It appears after `soon` seconds. Reading files prints no lines.
     """
     if quiet or (reads and not sys.stderr.isatty()):
         yield

@@ -36,6 +36,17 @@ def disk_error(error: BaseException, out: Path, remedy: str) -> RunError | None:
     return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", remedy)
 
 
+def system_error(error: BaseException) -> OSError | None:
+    """Return the system's error behind a library's error; None if it is no writing error."""
+    if isinstance(error, OSError):
+        return error
+    code = _error_code(error)
+    if code is None:
+        return None
+    code = code or errno.EIO  # if the library drops the number
+    return OSError(code, os.strerror(code))
+
+
 def _error_code(error: BaseException | None) -> int | None:
     """Return the number of a writing error, `_UNNUMBERED` if it has none; None for other errors."""
     if isinstance(error, OSError):

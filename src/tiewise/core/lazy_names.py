@@ -33,7 +33,7 @@ class LazyNames:
         return {name: home for home, name in _IMPORT.findall(stub)}
 
     def get(self, name: str) -> Any:
-        """Return a public name, a submodule that the stub names, or the list of names for `__all__`.
+        """Return a public name, a submodule that the stub names, or all names for `__all__`.
 
         `help(package)` gets no `__all__`, because it would print the docstring of every name.
 

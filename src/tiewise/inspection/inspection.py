@@ -349,7 +349,7 @@ class Inspection(PrintedResult):
         return "\n".join(lines)
 
     def answer_text(self) -> str:
-        """Return the answers of the sections that `only` names; without it, the verdict: one table or two."""
+        """Return the answers of the requested sections, else the verdict: one table or two."""
         if self.request.only:
             return "\n".join(joint_answer(section.measured) for section in self.sections if section.measured)
         return as_sentence(self.evidence.verdict)

@@ -104,13 +104,23 @@ def read_size_keywords(model: Any, keywords: Mapping[str, Any]) -> Any:
         require_size(size, count)
     like = keywords.get(LIKE)
     if like is not None:
-        if model is not None:
-            raise PlanError(f"a model and {written_option(LIKE, like)} at once", "leave one of them out")
+        _require_no_model(model, like)
         return resized_model(like, sizes) if sizes else find(like)
-    if not sizes:
-        return model
-    if model is None:
+    if model is not None and sizes:
+        return _resized_named_model(model, sizes)
+    if sizes:
         return decoder_of_sizes(sizes)
+    return model
+
+
+def _require_no_model(model: Any, like: str) -> None:
+    """Raise PlanError if a call has a model next to `like`."""
+    if model is not None:
+        raise PlanError(f"a model and {written_option(LIKE, like)} at once", "leave one of them out")
+
+
+def _resized_named_model(model: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a public model at other sizes. Raises PlanError for any other model."""
     if isinstance(model, str) and not is_config_path(model):
         return resized_model(model, sizes)
     kind = "path" if isinstance(model, str) else type(model).__name__
@@ -119,7 +129,7 @@ def read_size_keywords(model: Any, keywords: Mapping[str, Any]) -> Any:
 
 
 def is_config_path(text: str) -> bool:
-    """Return whether a text is the path of a file, or of a folder with a config.json."""
+    """Return whether a text is a file's path, or that of a folder with a config.json."""
     return os.path.isfile(text) or os.path.isfile(os.path.join(text, "config.json"))
 
 

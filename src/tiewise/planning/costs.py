@@ -21,7 +21,7 @@ from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.written_options import written_option
 from tiewise.planning.architecture import Architecture, Budget
-from tiewise.planning.first_loss import POSITIONS, FirstStep, LossAndCosine, first_step
+from tiewise.planning.first_loss import POSITIONS, FirstStep, LossAndCosine, first_step, is_head_from_file
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers of optimizer state per trained parameter. torch's optimizers store state in the parameter's dtype.
@@ -406,7 +406,7 @@ def first_loss(
     std: float | None = None,
     length: int = POSITIONS,
 ) -> dict[str, Any] | None:
-    """Return {nll, own, assumed} of step 0. None for a model without a token head.
+    """Return {nll, own, assumed} of step 0. None without a token head, or if the head starts from a file's vectors.
 
     `nll` is the expected loss of a uniformly random target, in nats. `self_similarity` is the mean cosine between the
     hidden state and the token's input row. It is None unless the family's first loss has been measured and one table
@@ -414,7 +414,7 @@ def first_loss(
     layers are not shared. `std` is the scale of the body and of the tables (a boundary's `init` overrides it for the
     tables); None is the config's. `length` is T: early positions average over fewer positions.
     """
-    if not architecture.ends.head:
+    if not architecture.ends.head or is_head_from_file(spec):
         return None
     step = first_step_inputs(architecture, spec, std, length)
     assumed = ""

@@ -154,6 +154,11 @@ def first_step(
     return FirstStep(vocab, tau, cap, SelfSimilarity(body, d, body_std or body.std, row_std, min(positions, POSITIONS)))
 
 
+def is_head_from_file(spec: BoundarySpec) -> bool:
+    """Return whether the head starts from pretrained vectors, whose scale no formula knows."""
+    return spec.vectors is not None and spec.tables == 1
+
+
 def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int) -> float:
     """Return the expected first loss of a boundary around `small_decoder`, with its default scale."""
     std = spec.init or sound_std(d)

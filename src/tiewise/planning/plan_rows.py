@@ -471,8 +471,16 @@ def remarks(record: Record) -> list[str]:
     lines += layout_sentences(record)
     if any(_changes_at_a_step(choice) for choice in record["choices"]):
         lines.append("A boundary that changes during training is counted as it is at the start.")
-    losses = [choice["first_loss"] for choice in record["choices"] if choice["first_loss"]]
-    assumptions = sorted({loss["assumed"] for loss in losses} - {""})
+    return lines + _first_loss_remarks(record)
+
+
+def _first_loss_remarks(record: Record) -> list[str]:
+    """Return what first losses assume, and why some are not predicted."""
+    lines = []
+    losses = [choice["first_loss"] for choice in record["choices"]]
+    if record["model"]["boundary"] and None in losses:
+        lines.append("No first loss is predicted where the head starts from a file of vectors.")
+    assumptions = sorted({loss["assumed"] for loss in losses if loss is not None} - {""})
     if assumptions:
         lines.append(f"The first loss assumes {'; '.join(assumptions)}.")
     return lines

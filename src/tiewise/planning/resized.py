@@ -22,7 +22,7 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.core.written_options import written_option
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget
-from tiewise.planning.config import Config, written_sizes
+from tiewise.planning.config import UNNAMED, Config, is_integer, written_sizes
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 # Names of sizes in `tiewise plan`, with the letter of each and the usual keys of configs; a family has one of the keys.
@@ -176,10 +176,14 @@ class Growth:
 def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
     """Return the counts of a config, or of a generic decoder, as terms of its sizes.
 
-    None if its layers are not all alike.
+    None if its layers are not all alike, or if a size is not one number.
+
+    Raises:
+        PlanError: a size is missing or contradicts another, as `plan` reports it.
     """
+    architecture = _architecture_at(model, {})  # raises for a malformed config
     sizes = _sizes(model)
-    if not _has_equal_layers(_architecture_at(model, sizes)):
+    if not _has_equal_layers(architecture) or not all(map(is_integer, sizes.values())):
         return None
     divided: Divided = set()
     traced = _trace_sizes(sizes, divided)
@@ -239,17 +243,20 @@ def _terms_of_body(one: Architecture, two: Architecture, kind: str, depth: Size,
 
 
 def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
-    """Return all sizes of a config or of its class, in the order of `LETTERS`."""
+    """Return all sizes of a config or of its class, in the order of `LETTERS`.
+
+    A size that it lacks is left out.
+    """
     if isinstance(model, Sizes):
         sizes = {name: getattr(model, name) for name in KEYS}
     else:
-        config = Config(model, str(model["model_type"]))
+        config = Config(model, str(model.get("model_type") or UNNAMED))
         sizes = {name: _first_value(config, keys) for name, keys in KEYS.items()}
-    if sizes["ffn"] is None:
+    if sizes["ffn"] is None and sizes["width"] is not None:
         sizes["ffn"] = 4 * sizes["width"]
     if sizes["kv_heads"] is None:
         sizes["kv_heads"] = sizes["heads"]
-    return sizes
+    return {name: value for name, value in sizes.items() if value is not None}
 
 
 def _first_value(config: Config, keys: Iterable[str]) -> Any:
@@ -260,7 +267,7 @@ def _first_value(config: Config, keys: Iterable[str]) -> Any:
 def _architecture_at(model: Mapping[str, Any] | Sizes, sizes: Mapping[str, int]) -> Architecture:
     """Return the architecture of a model at other sizes."""
     if isinstance(model, Sizes):
-        return from_sizes(Sizes(**sizes, gated=model.gated))
+        return from_sizes(Sizes(**{**vars(model), **sizes}))
     return read(resize_config(model, sizes))
 
 

@@ -46,6 +46,7 @@ from tiewise.core.records import from_record, to_record
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
 from tiewise.core.written_options import written_option
+from tiewise.planning.first_loss import is_head_from_file
 from tiewise.training.built_models import shard_model
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.folder import (
@@ -345,7 +346,7 @@ class InitialFigures:
     """Figures of a model before its first step."""
 
     init_std: float
-    predicted_nll: float
+    predicted_nll: float  # nan if no formula predicts it
     nll: float
 
 
@@ -402,7 +403,9 @@ def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trai
     with ranks.agreed():
         installed = kind.build(job)
         if ranks.is_first():
-            std, predicted = kind.table_std(job), kind.first_loss(job)
+            std, predicted = kind.table_std(job), math.nan
+            if not is_head_from_file(job.spec):
+                predicted = kind.first_loss(job)
             start = InitialFigures(std, predicted, kind.measure(job, installed, job.split, point=True).nll)
         sizes = ranks.sharded()
         if sizes is not None:

@@ -493,6 +493,18 @@ def test_norms_belong_to_the_branch_that_reads_them(name, norm, part):
     assert parts[norm] == part
 
 
+def test_a_list_of_tables_is_no_stack():
+    """MusicGen has such a list: one table for each codebook."""
+    model = four_layers("llama")
+    (name, layers), *_ = find_stacks(model).items()
+    tables = torch.nn.ModuleList(torch.nn.Embedding(len(model.model.embed_tokens.weight), 4) for _ in range(2))
+    model.model.tables = tables
+    model.model.embed_tokens.register_forward_hook(
+        lambda module, args, output: [table(*args) for table in tables] and None
+    )
+    assert [(key, len(value)) for key, value in find_stacks(model).items()] == [(name, len(layers))]
+
+
 def test_find_stacks_leaves_modes_and_hooks_unchanged():
     model = four_layers("llama").train()
     model.model.layers[1].eval()

@@ -15,9 +15,10 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewrite_models import hash_files, hash_without_times, run_child
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rewrite import (
     engine,
     factor,
@@ -31,13 +32,32 @@ from tiewise.checkpoint.rewrite import (
     verb,
 )
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
-from tiewise.checkpoint.rewrite.file_plan import _in_old_order
+from tiewise.checkpoint.rewrite.file_plan import _in_old_order, plan_files
 from tiewise.checkpoint.rewrite.json_edits import edit_json
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import listen_to_progress
 
 UNDO = partial(factor, undo=True)
+
+# duplicate tensors
+
+
+@pytest.mark.parametrize(("duplicates", "named"), [("ab", "b"), ("a", None)])
+def test_plan_refuses_every_tensor_that_two_files_would_store(tmp_path, duplicates, named):
+    """`a` is dropped from both files, and `b` from none."""
+    tensors = {name: table(seed=seed) for seed, name in enumerate("abc")}
+    write_checkpoint(tmp_path / "x", llama_config(), tensors)
+    (tmp_path / "x" / "model.safetensors").rename(tmp_path / "x" / "first.safetensors")
+    save_file({name: tensors[name] for name in duplicates}, tmp_path / "x" / "second.safetensors")
+    folder, change = open_folder(tmp_path / "x"), Change(drop=frozenset("a"))
+    assert len(folder.copies) == len(duplicates)
+    if named is None:
+        assert "a" not in plan_files(folder, change).tensors
+        return
+    with pytest.raises(CheckpointError, match=f"x: {named} is stored twice, also in "):
+        plan_files(folder, change)
+
 
 # config text
 

@@ -236,6 +236,14 @@ def test_resize_refuses_to_drop_ids_that_configs_name(tmp_path):
     resize(source, tmp_path / "b", vocab=22, shrink=True)
 
 
+def test_resize_refuses_to_drop_the_padding_row_of_a_boundary(tmp_path):
+    source = llama(tmp_path / "a", True, config={"tiewise_boundary": "tied+pad=21"})
+    with pytest.raises(CheckpointError, match="name token 21; choose 22 or more"):
+        resize(source, tmp_path / "b", vocab=21, shrink=True)
+    resize(source, tmp_path / "b", vocab=22, shrink=True)
+    assert config_of(tmp_path / "b")["tiewise_boundary"] == "tied+pad=21"
+
+
 def test_resize_grows_encoder_without_head(tmp_path):
     small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "hidden_size": 16}
     hf.BertModel(hf.BertConfig(vocab_size=60, **small)).save_pretrained(tmp_path / "a")

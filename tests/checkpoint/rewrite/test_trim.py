@@ -39,6 +39,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rewrite import trim
 from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile
 from tiewise.core.errors import CheckpointError
+from tiewise.core.spec import BoundarySpec
 from tiewise.core.text import cut_pieces
 
 TEXT = prose(60_000)
@@ -350,7 +351,7 @@ def test_trim_measures_cost_on_end_of_text_that_chose_no_tokens(tmp_path):
     share = missed / len(last.encode())  # a letter of a token is a byte
     assert 0 < more < share < 0.3
     assert f"{len(last):,} letters" in note
-    assert note.endswith(f"; dropped tokens covered {share:.2%} of them")
+    assert note.endswith(f"; dropped tokens covered {100 * share:.0f} % of them")
     assert receipt.summary.endswith(f"On unseen text the smaller vocabulary needs {100 * more:.1f} % more tokens")
     dry = trim(tmp_path / "a", tmp_path / "d", text=tmp_path / "t.txt", dry_run=True)
     assert dry.notes == receipt.notes
@@ -475,7 +476,7 @@ def test_trim_maps_vocabulary_map_and_keeps_ids_of_other_vocabularies(tmp_path):
                                  [("a", "b"), ("b", "c"), ("c", "a")]))  # fmt: skip
     words.add_special_tokens(["<image>", "<eos>"])
     config = {"vocabulary_map": {"<image>": 6}, "image_token_id": 6, "bos_token_id": None, "eos_token_id": 7}
-    config |= {"codebook_pad_token_id": 2050, "codebook_eos_token_id": 5}
+    config |= {"codebook_pad_token_id": 2050, "codebook_eos_token_id": 5, "tiewise_boundary": "tied+pad=7+bias"}
     vision = {"vision_config": {"model_type": "clip_vision_model", "pad_token_id": 5, "eos_token_id": 49407}}
     write_llama(tmp_path / "a", words, config=config | vision)
     (tmp_path / "keep").write_text("ab\n")
@@ -485,6 +486,7 @@ def test_trim_maps_vocabulary_map_and_keeps_ids_of_other_vocabularies(tmp_path):
     made = config_of(tmp_path / "b")
     assert made["vocabulary_map"] == {"<image>": 4}
     assert (made["image_token_id"], made["eos_token_id"]) == (4, 5)
+    assert BoundarySpec.parse(made["tiewise_boundary"]) == BoundarySpec("tied", bias=True, pad=5)
     assert (made["codebook_pad_token_id"], made["codebook_eos_token_id"]) == (2050, 5)
     assert made["vision_config"] == vision["vision_config"]
 

@@ -198,7 +198,7 @@ def vector(count=V, value=0.0):
          {BERT_TABLE: table(), "cls.predictions.decoder.weight": OTHER, BIAS: vector()}, "B035", "starts"),
         (BERT, {BERT_TABLE: table(), BIAS: vector(), DECODER: vector(value=1)}, "B035", "this class has one bias"),
         (BERT, {BERT_TABLE: table(), BIAS: vector(V - 3)}, "B035", "refuses"),
-        (BERT, {BERT_TABLE: table(), BIAS: np.array(0, np.float32)}, "B035", f"{BIAS} has 1 entry, and the tables have {V} rows"),
+        (BERT, {BERT_TABLE: table(), BIAS: np.array(0, np.float32)}, "B035", f"1 entry, and the tables have {V} rows"),
         (BART | {FLAG: True}, SHARED | {"final_logits_bias": vector()[None, :-3]}, "B035", "refuses"),
         (BART | {FLAG: True}, SHARED | {"final_logits_bias": vector()}, "B035", "refuses"),
     ],

@@ -24,7 +24,7 @@ from tiewise.checkpoint.rewrite.new_folder import copy_file, destination, rename
 from tiewise.checkpoint.stored import BITS
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import require_memory
-from tiewise.core.disk_errors import disk_error
+from tiewise.core.disk_errors import system_error
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync_to_disk
 
@@ -54,7 +54,6 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
         The new folder.
 
     Raises:
-        RunError: the system refused a write of safetensors, because the disk is full, for example.
         CheckpointError: as `load_sharded`; the saved model was not one of transformers; `out` exists or cannot be
             written; or `check` finds an error in the result.
         InstallError: the config does not say which class to build.
@@ -67,7 +66,7 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
     saved.verify()
     with temporary_folder(real) as partial:
         with wrap_write_errors(real):
-            _write_model(saved, index.architecture, index.config, partial, real)
+            _write_model(saved, index.architecture, index.config, partial)
             for name in TOKENIZER_FILES:
                 if (saved.folder / name).is_file():
                     copy_file(saved.folder / name, partial / name)
@@ -80,11 +79,8 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
     return real
 
 
-def _write_model(saved: ShardedSave, architecture: str, config: dict[str, Any], partial: Path, real: Path) -> None:
-    """Build the model of a save and write it to `partial`.
-
-    Messages name `real`, the folder that `partial` becomes.
-    """
+def _write_model(saved: ShardedSave, architecture: str, config: dict[str, Any], partial: Path) -> None:
+    """Build the model of a save and write it to `partial`. A disk that cannot be written raises an OSError."""
     (partial / CONFIG).write_text(json.dumps({**config, "architectures": [architecture]}, indent=2))
     try:
         model_config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
@@ -98,7 +94,7 @@ def _write_model(saved: ShardedSave, architecture: str, config: dict[str, Any], 
     try:
         model.save_pretrained(partial)
     except SafetensorError as error:  # the system's error in another class
-        raise (disk_error(error, real, "free some space, or give another place") or error) from None
+        raise (system_error(error) or error) from None
 
 
 def _load_state(saved: ShardedSave, model: nn.Module) -> dict[str, Tensor]:

@@ -61,8 +61,11 @@ def find_stacks(model: Any) -> Stacks:
     stacks: Stacks = {}
     for name, layers in lists.items():
         layer_calls = [calls[id(layer)] for layer in layers]
-        if {} not in layer_calls:  # every layer ran
-            stacks[name] = _place_layers(name, layers, layer_calls)
+        first_modules = [_first_module(layer, its) for layer, its in zip(layers, layer_calls, strict=True)]
+        ran = [module for module in first_modules if module is not None]
+        if len(ran) == len(layers):
+            norm_first = not _has_matrix(ran[-1], recurse=False)
+            stacks[name] = _place_layers(name, layers, layer_calls, norm_first)
     if not stacks:
         raise InstallError(f"{type(model).__name__} has no list of layers that token ids run through", _FIX)
     return stacks
@@ -78,9 +81,8 @@ def _require_local_values(model: nn.Module) -> None:
             raise InstallError(f"{class_name} is sharded", "share its layers before fully_shard")
 
 
-def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls]) -> list[PlacedLayer]:
+def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls], norm_first: bool) -> list[PlacedLayer]:
     """Return the layers of one stack with the part of each parameter, by their calls."""
-    norm_first = _begins_with_norm(layers[-1], calls[-1])
     placed = []
     for layer, layer_calls in zip(layers, calls, strict=True):
         placed.append((layer, place_parameters(stack, layer, layer_calls, norm_first)))
@@ -110,11 +112,13 @@ def _has_matrix(module: nn.Module, *, recurse: bool) -> bool:
     return max(dimensions, default=0) > 1
 
 
-def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
-    """Return whether the first module of a layer that runs, except tables, has no matrix."""
-    modules = [layer.get_submodule(path) for path in calls]
-    first = next(module for module in modules if not isinstance(module, nn.Embedding))
-    return not _has_matrix(first, recurse=False)
+def _first_module(layer: nn.Module, calls: Calls) -> nn.Module | None:
+    """Return the first module of a layer that runs, except tables; None if none runs."""
+    for path in calls:
+        module = layer.get_submodule(path)
+        if not isinstance(module, nn.Embedding):
+            return module
+    return None
 
 
 # one forward pass

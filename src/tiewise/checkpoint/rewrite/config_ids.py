@@ -1,5 +1,6 @@
 """Token ids in configs: finding them, and replacing them by new ids.
 
+The padding row of a stored boundary (`tied+pad=0`) is such an id.
 Ids of another vocabulary stay unchanged: ids of a codec (`codebook_pad_token_id`), and ids in the level of a part
 without text (`vision_config`).
 """
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from tiewise.checkpoint.claims import is_foreign_level
+from tiewise.checkpoint.claims import SPEC, is_foreign_level
 from tiewise.checkpoint.rules.token_ids import OTHER_VOCABULARY
 from tiewise.checkpoint.tokenizer_ids import is_id
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec
 
 _KEYS = re.compile(
     r"token_(ids?|index|indices)$|suppress_tokens$|(bad|force)_words_ids$|(^|\.)(lang|task)_to_id\.|forced_decoder_ids$"
@@ -35,7 +39,7 @@ def id_values(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
         if path:
             place = f"{path}.{key}"
         if not isinstance(value, Mapping):
-            if _KEYS.search(place) and not OTHER_VOCABULARY.search(str(key)):
+            if key == SPEC or (_KEYS.search(place) and not OTHER_VOCABULARY.search(str(key))):
                 yield place, value
         elif key == MAP:
             yield place, value
@@ -48,6 +52,8 @@ def replace_ids(path: str, value: Any, new_id: NewId) -> Any:
 
     An entry is removed if it has an id for which `new_id` returns None.
     """
+    if path.rpartition(".")[2] == SPEC:
+        return _with_new_padding(value, new_id)
     if isinstance(value, Mapping):
         entries: dict[Any, Any] = {}
         for text, old in value.items():
@@ -63,6 +69,20 @@ def replace_ids(path: str, value: Any, new_id: NewId) -> Any:
     if number is _GONE:
         return None
     return number
+
+
+def _with_new_padding(spec: Any, new_id: NewId) -> Any:
+    """Return a boundary's spec with the new id of its padding row.
+
+    `pad` is left out if the row was dropped. Anything else stays unchanged.
+    """
+    try:
+        boundary = BoundarySpec.parse(spec)
+    except SpecError:
+        return spec
+    if boundary.pad is None:
+        return spec
+    return str(replace(boundary, pad=new_id(boundary.pad)))
 
 
 def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> list[Any]:

@@ -105,9 +105,10 @@ def _contents(file: str, header: Header, change: Change) -> _Contents:
 
 def _require_one_copy(folder: Folder, change: Change) -> None:
     """Raise if two files of the result would store one tensor."""
-    left = [copy for copy in folder.copies if (copy.path.name, copy.name) not in change.drop_copies]
-    if left and left[0].name not in change.drop:
-        problem = f"{folder.path}: {short(left[0].name)} is stored twice, also in {left[0].path.name}"
+    for copy in folder.copies:
+        if copy.name in change.drop or (copy.path.name, copy.name) in change.drop_copies:
+            continue
+        problem = f"{folder.path}: {short(copy.name)} is stored twice, also in {copy.path.name}"
         raise CheckpointError(problem, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
 
 
