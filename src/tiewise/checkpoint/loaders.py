@@ -49,7 +49,7 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
 
 
 def _with_missing_tensors(facts: Facts, outcome: LoaderOutcome) -> LoaderOutcome:
-    """Return the outcome of a loader that finds both ends and lacks other tensors of the class."""
+    """Return the outcome of a loader that finds both ends, but lacks other tensors."""
     if outcome.right is not True:
         return outcome
     count = len(facts.missing_elsewhere)
@@ -59,7 +59,7 @@ def _with_missing_tensors(facts: Facts, outcome: LoaderOutcome) -> LoaderOutcome
 
 
 def _by_the_ends(facts: Facts) -> tuple[LoaderOutcome, ...]:
-    """Return the outcome of each loader; all but the installed transformers are judged by the two ends."""
+    """Return the outcome of each loader by the two ends, except the installed transformers."""
     claims = facts.claims
     with_transformers = tuple(_transformers(facts))
     if facts.as_class is not None:  # only transformers has this class
