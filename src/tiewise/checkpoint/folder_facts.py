@@ -15,11 +15,13 @@ from tiewise.checkpoint.claims import (
     TIEWISE_TYPE,
     Claim,
     Claims,
+    architecture,
     family_type,
     in_layer,
     is_foreign,
     model_levels,
     read_claims,
+    without_tokens,
 )
 from tiewise.checkpoint.config_parts import vocabulary_sizes
 from tiewise.checkpoint.families import family
@@ -92,6 +94,11 @@ class FolderFacts:
         if self.boundary is not None:
             return self.boundary.tables == 1
         return self.claims.tied
+
+    @property
+    def is_without_tokens(self) -> bool:
+        """Return whether the architecture data covers the class and lists no token table for it."""
+        return without_tokens(family_type(self.config), architecture(self.config))
 
     @cached_property
     def levels(self) -> dict[str, Mapping[str, Any]]:

@@ -191,10 +191,25 @@ class _RoleSearch:
         usual_output = self.modules.find_usual_output()
         if usual_output is None or usual_output in self.names.inputs:
             return output
+        if self._is_of_another_model(usual_output):
+            return output
         rows = {table.rows for table in self.input_tables}
         if self.modules.tables[usual_output].rows not in rows:
             return output
         return usual_output
+
+    def _is_of_another_model(self, head: str) -> bool:
+        """Return whether a head belongs to another model, whose input table is stored too.
+
+        BLT's patcher, for example, is a complete language model inside the model.
+        """
+        for path, output in usual_names().pairs:
+            if not claims.ends_with(head, output):
+                continue
+            table = head.removesuffix(output) + path
+            if table in self.modules.tables and table not in self.names.inputs:
+                return True
+        return False
 
     def _class_lacks_head(self) -> bool:
         """Return whether the class has no token head. The architecture data decides, else the class's name."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.loader_columns import BROKEN, ERROR, LoaderOutcome, named_loaders
+from tiewise.checkpoint.loader_columns import BROKEN, ERROR, TRANSFORMERS_4, LoaderOutcome, named_loaders
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
@@ -159,7 +159,7 @@ _TRUTH = {True: "are tied", False: "are untied", None: "were not compared, or do
 def _severity_of_levels(facts: Facts) -> Severity:
     """Return the severity of levels that disagree, by the class and then by other loaders."""
     if _is_class_right(facts):
-        severity_for_loaders = _severity_of(predict(facts))
+        severity_for_loaders = _severity_of(predict(facts), facts)
         if severity_for_loaders in (None, "info"):
             return "info"
         return "warning"
@@ -229,7 +229,8 @@ def loaders_disagree(facts: Facts) -> Observations:
     that are exceptions. So one folder may load as two different models, or partly at random. The table of loaders in
     the report says what each loader does, for which versions, and whether that was run or read in its source and
     threads. The finding is a note if a server refuses to load the checkpoint, or if another version of the loader is
-    right. It is a warning if a loader makes another model, or if an older version draws something at random. It is an
+    right. It is a note too if only transformers 4 goes wrong with a config that transformers 5 wrote. It is a warning
+    if a loader makes another model, or if an older version draws something at random. It is an
     error if no version of transformers loads it, or if a loader draws something at random in every version. If another
     rule names the cause, its repair settles this finding too. Some cases are faults of the loader: llama.cpp skips a
     separate head of Gemma 2 (llama.cpp#9065), and no stock loader knows tiewise's factored tables.
@@ -237,7 +238,7 @@ def loaders_disagree(facts: Facts) -> Observations:
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """
     outcomes = predict(facts)
-    severity = _severity_of(outcomes)
+    severity = _severity_of(outcomes, facts)
     if severity is None:
         return
     wrong = [outcome for outcome in outcomes if outcome.right is False]
@@ -259,14 +260,27 @@ def loaders_disagree(facts: Facts) -> Observations:
     yield Observation(facts.path.name, problem, fixes, severity=severity)
 
 
-def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
+def _severity_of(outcomes: Collection[LoaderOutcome], facts: Facts) -> Severity | None:
     """Return the highest severity of wrong outcomes, None if no loader goes wrong."""
     loaders_right = {outcome.loader for outcome in outcomes if outcome.right}
     severities = list[Severity]()
     for outcome in outcomes:
-        if outcome.right is False:
+        if outcome.right is not False:
+            continue
+        if outcome.loader in loaders_right and _is_older_than_config(outcome, facts):
+            severities.append("info")
+        else:
             severities.append(_severity_of_wrong(outcome, loaders_right))
     return max(severities, key=SEVERITIES.index, default=None)
+
+
+def _is_older_than_config(outcome: LoaderOutcome, facts: Facts) -> bool:
+    """Return whether the outcome is of transformers 4, and a later version wrote the config."""
+    if (outcome.loader, outcome.versions) != (TRANSFORMERS_4.name, TRANSFORMERS_4.versions):
+        return False
+    written_by = facts.config.get("transformers_version")
+    major = str(written_by).partition(".")[0]
+    return isinstance(written_by, str) and major.isdecimal() and int(major) > int(TRANSFORMERS_4.versions)
 
 
 # (the loader is right in another version, the outcome is lost) → severity

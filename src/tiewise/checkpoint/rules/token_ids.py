@@ -255,7 +255,7 @@ def special_ids_outside(facts: Facts) -> Observations:
     Sources: LlamaFactory#6749; skeletoken#108; transformers#35683; transformers#36491; transformers#29836
     """
     room = _largest_vocabulary(facts)
-    if room is None:
+    if room is None or facts.is_without_tokens:
         return
     for level, record in facts.levels.items():
         yield from _outside_of_level(facts, level, record, room)

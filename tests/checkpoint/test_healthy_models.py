@@ -1,0 +1,71 @@
+"""Test that `check` reports nothing about models that transformers saves and reads again exactly."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import transformers as tr
+from asked_classes import asking_in_this_process
+from quantised_layouts import LAYOUTS, write_layout
+from tiny_checkpoints import D, V, llama_config, table, write_checkpoint
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.claims import FLAG
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+healthy_models = import_module("healthy_models")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_check_reports_nothing_about_quantised_layouts(tmp_path, layout, tied):
+    write_layout(layout, tied, tmp_path / "model")
+    with asking_in_this_process():
+        assert check(tmp_path / "model").at_least("warning") == ()
+
+
+def test_head_of_model_inside_another_is_not_its_head(tmp_path):
+    """BLT's patcher is a language model with a table and a head; BltModel itself has no head."""
+    tensors = {
+        f"{owner}.embed_tokens.weight": table(seed=seed) for seed, owner in enumerate(["local_encoder", "patcher"])
+    }
+    tensors["patcher.lm_head.weight"] = table(seed=2)
+    config = {"architectures": ["BltModel"], "model_type": "blt", "vocab_size": V, "hidden_size": D, FLAG: True}
+    audit = check(write_checkpoint(tmp_path / "blt", config, tensors))
+    assert audit.roles.headless
+    assert audit.roles.output is None
+    assert audit.at_least("warning") == ()
+
+
+def test_ids_of_class_without_tokens_are_not_judged(tmp_path):
+    """Published decision transformers say vocab_size 1 and keep GPT-2's end token."""
+    config = tr.DecisionTransformerConfig(n_layer=1, n_head=1, hidden_size=8, state_dim=3, act_dim=2, max_ep_len=16)
+    tr.DecisionTransformerModel(config).save_pretrained(tmp_path)
+    assert config.eos_token_id > config.vocab_size
+    assert check(tmp_path).at_least("warning") == ()
+
+
+@pytest.mark.parametrize(("version", "severity"), [("5.23.0", "info"), ("4.57.1", "warning"), (None, "warning")])
+def test_older_transformers_counts_only_for_configs_that_it_may_read(tmp_path, version, severity):
+    """transformers 4 reads the text part's flag, and the class of this composite the root's."""
+    tensors = {"model.language_model.embed_tokens.weight": table()}
+    config = {"architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl", FLAG: True}
+    config |= {"text_config": llama_config(False), "vision_config": {"model_type": "internvl_vision"}}
+    if version is not None:
+        config["transformers_version"] = version
+    audit = check(write_checkpoint(tmp_path / "internvl", config, tensors))
+    severities = {finding.rule: finding.severity for finding in audit.findings}
+    assert (severities["B021"], severities["B080"]) == (severity, severity)
+
+
+@pytest.mark.slow
+def test_check_reports_nothing_about_sampled_models():
+    """A seeded part of the cases of tools/healthy_models.py; the tool runs all of them."""
+    arguments = healthy_models.read_arguments(["--sample", "60", "--seed", "3"])
+    with asking_in_this_process():
+        outcomes = [healthy_models.run(case) for case in healthy_models.chosen_cases(arguments)]
+    checked = [outcome for outcome in outcomes if outcome.state == "checked"]
+    assert len(checked) >= 20
+    assert {outcome.name: outcome.errors for outcome in checked if outcome.errors} == {}
+    assert [outcome.name for outcome in checked if outcome.loader.endswith("(wrong)")] == []
