@@ -33,7 +33,7 @@ SIZES = {"hidden_size": D, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 USUAL = ("model.embed_tokens.weight", "lm_head.weight")  # names of the two ends that most families have
 ODD = ("core.symbols.weight", "core.readout.weight")  # names that no list has
 OURS = {"tiewise", "tiewise-rnn", "tiewise-albert"}
-REMOTE_CODE = {"nemotron_parse", "nemotron3_5_transcribe"}  # one fact of a loader each; transformers has no class
+REMOTE_CODE = {"nemotron_parse", "nemotron3_5_transcribe", "kimi_k2"}  # transformers has no class of these types
 
 
 def write_checkpoint(folder, tensors, **config):

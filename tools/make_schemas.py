@@ -156,9 +156,11 @@ def plans() -> Schema:
     records += [
         tiewise.plan(sizes).record() for sizes in (tiewise.lab.Sizes(32_000, 512, 8), tiewise.lab.Sizes(2048, 64, 2))
     ]
-    experts = {"model_type": "minimax_m2", "vocab_size": 2048, "hidden_size": 64, "num_local_experts": 8}
+    experts = {"model_type": "acme", "vocab_size": 2048, "hidden_size": 64, "num_local_experts": 8}
     records += [tiewise.plan(experts, boundaries, setting=setting).record(), tiewise.plan(experts).record()]
-    built = Architecture("xglm", 64, TokenTables(2048, 64, tied=True), (), {"other": Count(1000, 900, 1000)})
+    built = Architecture(
+        "xglm", 64, TokenTables(2048, 64, tied=True), (), {"other": Count(1000, 900, 1000)}, counts_active=False
+    )
     records.append(tiewise.plan(built).record())
     schema = common(records)
     schema["properties"]["neighbours"]["items"] = common([model.record() for model in models()])

@@ -47,7 +47,9 @@ def test_record_serialises_to_json_and_its_parameters_sum_to_the_total():
     assert record["model"]["share"] == "all"
     for choice in record["choices"]:
         parameters = dict(choice["parameters"])
-        total, _ = parameters.pop("total"), parameters.pop("trainable")
+        total, active = parameters.pop("total"), parameters.pop("active")
+        assert parameters.pop("trainable") == total
+        assert 0 < active <= total
         assert total == sum(parameters.values())
         assert choice["checkpoint_bytes"]["float32"] == 4 * total
         named = [rank["layout"] for rank in choice["ranks"]]
@@ -243,7 +245,8 @@ def test_n_gram_tables_are_counted_one_by_one():
 def test_read_counts_no_other_tables_without_their_config_keys():
     llama = SIZES | {"model_type": "llama"}
     assert "other_tables" not in read(llama).around
-    assert "other_tables" not in read(SIZES | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}).around
+    gemma = SIZES | {"model_type": "gemma4_text", "num_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+    assert "other_tables" not in read(gemma).around
     assert not any("further tokens" in note for note in read(llama).notes)
     assert any("further tokens" in note for note in read(llama | {"num_nextn_predict_layers": 1}).notes)
 

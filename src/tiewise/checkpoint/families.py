@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.family_record import LAYER, BlockNames, Family, FinalNorm, read_with
+from tiewise.checkpoint.family_record import LAYER, BlockNames, ConfigKeys, Family, FinalNorm, read_with
 
 # final norms
 _NORM, _NORM_5 = FinalNorm(), FinalNorm(eps=1e-5)
@@ -28,6 +28,16 @@ _MLP = BlockNames()
 _GPT2_MLP = BlockNames("h", ("ln_2",))
 _FOUR_NORMS = BlockNames(before=("pre_feedforward_layernorm",), after="post_feedforward_layernorm")
 _PARALLEL = BlockNames(before=("input_layernorm",))
+
+# Kimi K2 is published with separate code that counts like DeepSeek V3. The defaults are those of its config class.
+_KIMI_K2 = ConfigKeys(
+    defaults={
+        **{"tie_word_embeddings": False, "attention_bias": False, "intermediate_size": 18_432},
+        **{"moe_intermediate_size": 2048, "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8},
+        **{"first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    }
+)
 
 _DECODERS = (
     Family("llama", read_with("llama"), final_norm=_NORM, first_mlp=_MLP),
@@ -137,11 +147,35 @@ _DECODERS = (
     Family("gpt_oss", read_with("gpt_oss")),
     Family("qwen2_moe", read_with("qwen2_moe"), llama_cpp="head required"),
     Family("qwen3_moe", read_with("qwen3_moe")),
+    Family("qwen3_next", read_with("qwen3_next")),
+    Family("qwen3_5_text", read_with("qwen3_5")),
+    Family("qwen3_5_moe_text", read_with("qwen3_5_moe")),
+    Family("qwen3_vl_text", read_with("qwen3", fresh=None)),
+    Family("qwen3_vl_moe_text", read_with("qwen3_moe")),
     Family("llama4_text", read_with("llama4")),
+    Family("minimax_m2", read_with("experts", query_norms="all heads")),
+    Family("mimo_v2_flash", read_with("mimo_v2")),
+    Family(
+        "glm4_moe",
+        read_with(
+            "routed", bias="attention_bias", out_bias=False, query_norms="one head", normed_queries="use_qk_norm"
+        ),
+    ),
+    Family("glm4_moe_lite", read_with("latent")),
+    Family("glm_moe_dsa", read_with("glm_moe_dsa")),
+    Family("kimi_k2", read_with("deepseek"), written_keys=_KIMI_K2),
+    Family("deepseek_v32", read_with("indexed")),
+    Family("deepseek_v4", read_with("deepseek_v4")),
+    Family("nemotron_h", read_with("nemotron_h")),
+    Family("granitemoehybrid", read_with("granite_hybrid")),
+    Family("bamba", read_with("bamba")),
+    Family("jamba", read_with("jamba")),
+    Family("zamba2", read_with("zamba2")),
+    Family("lfm2", read_with("lfm2")),
     Family("deepseek_v2", read_with("deepseek", ffn_bias="mlp_bias")),
     Family("deepseek_v3", read_with("deepseek")),
     Family("mamba", read_with("mamba")),
-    Family("lfm2_moe", llama_cpp="head unnamed"),
+    Family("lfm2_moe", read_with("lfm2_moe"), llama_cpp="head unnamed"),
 )
 _ENCODERS = (
     Family("bert", read_with("bert", pools=True, judges_pairs=True, head_biases=2)),
@@ -172,22 +206,31 @@ _WITH_PICTURES_OR_SOUND = (
     Family("musicgen_melody_decoder", extra_rows=1),
     Family("imagegpt", extra_rows=-1, stores_transposed=True),
     Family("kyutai_speech_to_text", has_codebook_rows=True),
-    Family("gemma3", replaces_placeholders=True),
+    Family("gemma3", towers=read_with("gemma3"), replaces_placeholders=True),
     Family("gemma3n", repeats_first_row=True),
-    Family("gemma3n_text", repeats_first_row=True),
-    Family("gemma4", replaces_placeholders=True),
+    Family("gemma3n_text", read_with("gemma3n"), repeats_first_row=True),
+    Family("gemma4", towers=read_with("gemma4"), replaces_placeholders=True),
+    Family("gemma4_text", read_with("gemma4")),
     Family("gemma4_unified", replaces_placeholders=True),
     Family("embedding_gemma2", replaces_placeholders=True),
     Family("paligemma", replaces_placeholders=True),
     Family("granite_speech", replaces_placeholders=True),
     Family("granite_speech_plus", replaces_placeholders=True),
-    Family("kimi_k25", replaces_placeholders=True),
+    Family("kimi_k25", towers=read_with("kimi_k25"), replaces_placeholders=True),
     Family("muse_glimmer", replaces_placeholders=True),
     Family("muse_spark", replaces_placeholders=True),
     Family("nemotron3_5_transcribe", replaces_placeholders=True),
     Family("nemotron_parse", vllm="own head"),
-    Family("qwen3_vl", sglang="dropped head"),
-    Family("qwen3_vl_moe", sglang="dropped head"),
+    Family("qwen3_vl", towers=read_with("qwen3_vl", family="qwen3_vl_vision"), sglang="dropped head"),
+    Family("qwen3_vl_moe", towers=read_with("qwen3_vl", family="qwen3_vl_moe_vision"), sglang="dropped head"),
+    Family("qwen3_5", towers=read_with("qwen3_vl", family="qwen3_5_vision", deep=False)),
+    Family("qwen3_5_moe", towers=read_with("qwen3_vl", family="qwen3_5_moe_vision", deep=False)),
+    Family("llama4", towers=read_with("llama4")),
+    Family("lfm2_vl", towers=read_with("lfm2_vl")),
+    Family("clip", towers=read_with("clip")),
+    Family("clip_text_model", read_with("clip_text")),
+    Family("siglip", towers=read_with("siglip")),
+    Family("siglip_text_model", read_with("siglip_text")),
     Family("clvp", stores_transposed=True),
 )
 _OTHERS = (

@@ -191,7 +191,7 @@ class ConfigKeys:
 
 @dataclass(frozen=True)
 class ConfigReader:
-    """Function in `planning.model_families.READERS`, by name, and its options."""
+    """Function in `READERS` of `planning.model_families`, or in `TOWER_READERS`, by name, and its options."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of that function
@@ -234,6 +234,8 @@ class Family:
     model_type: str
     # reader with which `plan` counts parameters exactly; None: the generic formula, or only the token tables
     reader: ConfigReader | None = None
+    # reader with which `plan` counts the towers of a composite; None: it names them as not counted
+    towers: ConfigReader | None = None
     unit_table: str = ""  # T5: the table starts with unit entries, and the head scales states: see `fresh_table`
     # facts that `inspect` applies; None: it multiplies the tables as stored, and the section first_mlp refuses
     final_norm: FinalNorm | None = None

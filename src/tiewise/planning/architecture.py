@@ -28,7 +28,7 @@ from tiewise.planning.first_loss import FreshBody
 COMPONENTS = (
     *("input_table", "output_table", "other_tables", "maps", "positions", "token_types", "embedding_norm"),
     *("attention", "cross_attention", "mixer", "ffn", "experts", "shared_experts", "router", "norms"),
-    *("pooler", "head_transform", "head_bias", "other"),
+    *("pooler", "head_transform", "head_bias", "towers", "other"),
 )
 Counts = Mapping[str, "Count"]  # by component
 
@@ -170,9 +170,15 @@ class AppliedLayers:
     name: str  # "encoder" or "decoder"
     layers: tuple[LayerCounts, ...]
     around: Counts = field(default_factory=dict)
-    heads: Heads = field(default_factory=Heads)
+    heads: Heads = field(default_factory=Heads)  # of every layer, unless `layer_heads` lists them
     saved_per_token: int = 0  # values stored for the backward pass by one token in one layer (an estimate)
     sharing: SharingSpec = field(default_factory=SharingSpec)
+    layer_heads: tuple[Heads, ...] = ()  # heads of each layer, if the layers differ
+
+    @property
+    def heads_by_layer(self) -> tuple[Heads, ...]:
+        """Heads of each layer."""
+        return self.layer_heads or (self.heads,) * len(self.layers)
 
     def stored(self, sharing: SharingSpec) -> dict[str, Count]:
         """Count unique parameters under `sharing`. Only layers of equal shape share.
@@ -228,6 +234,7 @@ class Architecture:
     estimated: bool = False  # counted by a generic formula
     not_counted: tuple[str, ...] = ()  # names of parts that are missing from every count
     tables_alone: bool = False  # only tables that token ids index are counted
+    counts_active: bool = True  # a model that was built may not show how many experts a token uses
     notes: tuple[str, ...] = ()  # limits of the figures, in sentences
 
     @property
@@ -248,8 +255,10 @@ class Architecture:
 
         A recurrent model has a recurrent state instead of attention. "" if the layers are not counted one by one.
         """
-        recurrent = any(stack.heads.state for stack in self.stacks)
-        if recurrent:
+        heads = [each for stack in self.stacks for each in stack.heads_by_layer]
+        recurrent = any(each.state for each in heads)
+        attends = any(each.count for each in heads)
+        if recurrent and not attends:
             return "recurrent model"
         return "–".join(stack.name for stack in self.stacks)
 
@@ -280,6 +289,11 @@ class Architecture:
         """Number of unique parameters."""
         return sum(self.parameters().values())
 
+    @property
+    def active(self) -> int:
+        """Number of unique parameters that one token uses, as in `Budget.active`."""
+        return budget(self, self.boundary, self.sharing).active
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -291,6 +305,8 @@ class Budget:
     frozen: int
     multiplied: int  # weights multiplied with one token, over every application of every layer, and the head's
     read: int | None  # parameters that one decoded token needs; None if the model has no decoder
+    # Unique parameters that one token uses: one row of a lookup, the chosen experts, no tower, and everything else.
+    active: int
 
     @property
     def total(self) -> int:
@@ -332,6 +348,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
         frozen,
         per_token.multiplied + applied.multiplied,
         read,
+        _active_at_ends(architecture, boundary, ends) + _active_parameters(body),
     )
 
 
@@ -355,6 +372,24 @@ def _counts_at_ends(architecture: Architecture, boundary: BoundarySpec) -> tuple
         ends["output_table"] = head
         return ends, total(ends)
     return ends, total(ends) + head  # tied: the head's table is counted as the input table
+
+
+def _active_parameters(body: Counts) -> int:
+    """Return the unique parameters of a body that one token uses.
+
+    A part may be applied several times.
+    """
+    return sum(min(count.read, count.parameters) for count in body.values())
+
+
+def _active_at_ends(architecture: Architecture, boundary: BoundarySpec, ends: Counts) -> int:
+    """Return the unique parameters at both ends that one token uses.
+
+    A tied head uses the complete table.
+    """
+    if architecture.ends.head and boundary.tables == 1:
+        return total({**ends, "input_table": elementwise(ends["input_table"].parameters)}).read
+    return total(ends).read
 
 
 def _maps_between(boundary: BoundarySpec, width: int) -> Count:

@@ -14,7 +14,7 @@ from tiewise.core.measurement import rounded
 from tiewise.planning.architecture import Architecture, Budget
 
 AT_TABLES = ("input_table", "output_table", "other_tables", "maps", "head_bias")  # components, exact in every plan
-SUMS = ("total", "trainable")
+SUMS = ("total", "trainable", "active")
 FROM_TOTAL = ("checkpoint_bytes", "training_bytes", "ranks.memory", "ranks.sent")
 FROM_BODY = ("flops_per_token", "decode_bytes")
 
@@ -44,6 +44,8 @@ def _not_counted(_value: float) -> None:
 def _uncertain_paths(choice: dict[str, Any], architecture: Architecture, budget: Budget) -> tuple[list[str], list[str]]:
     """Return the paths of estimates in a choice, and those of figures that are not counted."""
     estimated_parts, missing_parts = _uncertain_parameters(choice["parameters"], architecture)
+    if not architecture.counts_active:
+        missing_parts.append("active")
     estimated = [f"parameters.{name}" for name in estimated_parts]
     missing = [f"parameters.{name}" for name in missing_parts]
     from_body, from_total = _uncertain_costs(choice, budget)
@@ -69,6 +71,8 @@ def mark_parameters(parameters: Mapping[str, int], architecture: Architecture) -
     A count is None if it is not counted.
     """
     estimated, missing = _uncertain_parameters(parameters, architecture)
+    if not architecture.counts_active:
+        missing.append("active")
     counts: dict[str, float | None] = {}
     for name, count in parameters.items():
         if name in missing:

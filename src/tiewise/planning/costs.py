@@ -90,7 +90,7 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
     # length T (no discount for the causal half). In an encoder-decoder: of one source and one target token together.
     scores = 0
     for stack in architecture.stacks:
-        scores += 4 * setting.length * len(stack.layers) * stack.heads.count * stack.heads.width
+        scores += 4 * setting.length * sum(heads.count * heads.width for heads in stack.heads_by_layer)
     forward = 2 * budget.multiplied + scores
     return {
         # bytes of the tensors; a tied table is written once
@@ -183,10 +183,10 @@ def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -
     stack = next((s for s in architecture.stacks if s.name == "decoder"), None)
     if stack is None or budget.read is None:
         return None
-    size, layers = DTYPES[setting.dtype], len(stack.layers)
+    size = DTYPES[setting.dtype]
     across = 2 if len(architecture.stacks) > 1 else 1  # cross-attention also caches the source's keys and values
-    values = stack.heads.latent or 2 * stack.heads.kv * stack.heads.width  # cached values of one token in one layer
-    per_token, fixed = layers * values * size, layers * stack.heads.state * size
+    per_token = size * sum(heads.latent or 2 * heads.kv * heads.width for heads in stack.heads_by_layer)
+    fixed = size * sum(heads.state for heads in stack.heads_by_layer)
     return {
         # one row of the lookup, the head's table, the chosen experts, all else; shared layers count per application
         "weights": budget.read * size,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tiewise.checkpoint.family_record import Family
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import (
     AppliedLayers,
@@ -47,12 +46,19 @@ class Experts:
     shared_bias: bool = False
     bias: bool = False
     dense: Collection[int] = ()  # layers with a plain ffn instead
+    gated: bool = True
+    latent: int = 0  # width of the state in which the experts work, if not D; two maps connect them
+    latent_bias: bool = False
 
     def counts(self, d: int) -> Counts:
         """Return the counts in a model of width `d`."""
-        shared = feed_forward(d, self.shared_width, bias=self.shared_bias)
+        shared = feed_forward(d, self.shared_width, self.gated, self.shared_bias)
+        experts = feed_forward(self.latent or d, self.width, self.gated, self.bias)
+        experts = experts.times(self.count, min(self.chosen, self.count))
+        if self.latent:
+            experts += linear(d, self.latent, self.latent_bias) + linear(self.latent, d, self.latent_bias)
         return {
-            "experts": feed_forward(d, self.width, bias=self.bias).times(self.count, min(self.chosen, self.count)),
+            "experts": experts,
             "router": linear(d, self.count, self.bias) + linear(d, 1).times(self.shared_gate),
             "shared_experts": shared.times(self.shared_width > 0),
         }
@@ -245,13 +251,6 @@ def register_reader(name: str) -> Callable[[Reader], Reader]:
     return register
 
 
-def reader_for(family_record: Family) -> Reader | None:
-    """Return the exact reader of a family with its options. None if it has no reader."""
-    if family_record.reader is None:
-        return None
-    return partial(READERS[family_record.reader.name], **family_record.reader.options)
-
-
 @register_reader("gemma")
 def _gemma(config: Config) -> Architecture:
     return biased(config, fresh={"input_scale": math.sqrt(config.size("hidden_size"))})
@@ -285,6 +284,30 @@ def _gpt_bigcode(config: Config) -> Architecture:
 @register_reader("mixtral")
 def _mixtral(config: Config) -> Architecture:
     return decoder(config, experts=read_experts(config), fresh=None)
+
+
+@register_reader("experts")
+def _with_experts(
+    config: Config, *, count: str = "num_local_experts", width: str = "intermediate_size", **more: Any
+) -> Architecture:
+    """Read a decoder with experts in each layer.
+
+    Args:
+        config: the model's config.
+        count: key of the number of experts.
+        width: key of an expert's width.
+        more: options of `decoder`.
+    """
+    return decoder(config, experts=read_experts(config, count, width), fresh=None, **more)
+
+
+@register_reader("routed")
+def _routed(config: Config, **more: Any) -> Architecture:
+    """Read a decoder with DeepSeek's experts, dense in its first layers, and usual attention."""
+    d, count = config.size("hidden_size"), config.size("num_attention_heads")
+    width = config.size("head_dim", d // count)  # rounded down, as the class does
+    heads = Heads.of(d, count, config.size("num_key_value_heads", count), width)
+    return decoder(config, heads=heads, experts=read_routed_experts(config), fresh=None, **more)
 
 
 @register_reader("gpt_oss")
@@ -345,16 +368,16 @@ def _falcon(config: Config) -> Architecture:
 def _qwen2_moe(config: Config) -> Architecture:
     """Read a decoder with experts, one of them shared behind a gate."""
     shared_width = config.size("shared_expert_intermediate_size")
-    experts = replace(_qwen_experts(config), shared_width=shared_width, shared_gate=True)
+    experts = replace(qwen_experts(config), shared_width=shared_width, shared_gate=True)
     return decoder(config, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
 
 
 @register_reader("qwen3_moe")
 def _qwen3_moe(config: Config) -> Architecture:
-    return qwen3(config, experts=_qwen_experts(config), fresh=None)
+    return qwen3(config, experts=qwen_experts(config), fresh=None)
 
 
-def _qwen_experts(config: Config) -> Experts:
+def qwen_experts(config: Config) -> Experts:
     """Read experts in every `decoder_sparse_step`-th layer, except those of `mlp_only_layers`."""
     step, only = config.size("decoder_sparse_step"), config.indices("mlp_only_layers")
     layers = set(range(config.size("num_hidden_layers")))
@@ -374,12 +397,16 @@ def _llama4(config: Config) -> Architecture:
     return biased(config, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
 
 
-@register_reader("deepseek")
-def _deepseek(config: Config, ffn_bias: Switch = False) -> Architecture:
-    """Read keys and values through a narrow latent state.
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention whose keys and values are read from a narrow state: its maps, and its heads."""
 
-    Queries have a latent state too if `q_lora_rank` is not 0.
-    """
+    maps: Count
+    heads: Heads
+
+
+def read_latent_attention(config: Config) -> LatentAttention:
+    """Read attention with latent keys and values. Queries have a latent state too if `q_lora_rank` is not 0."""
     d, count = config.size("hidden_size"), config.size("num_attention_heads")
     q_rank, kv_rank = config.size("q_lora_rank", 0, least=0), config.size("kv_lora_rank")
     # a head's keys have `nope` entries, and `rope` more that all heads share
@@ -391,13 +418,25 @@ def _deepseek(config: Config, ffn_bias: Switch = False) -> Architecture:
         query_maps = linear(d, queries)
     key_maps = linear(d, kv_rank + rope, bias) + elementwise(kv_rank) + linear(kv_rank, count * (nope + value))
     maps = query_maps + key_maps + linear(count * value, d, bias)
+    mean_width = (nope + rope + value) // 2  # of keys and values
+    return LatentAttention(maps, Heads(count, mean_width, count, latent=kv_rank + rope))
+
+
+def read_routed_experts(config: Config, shared_bias: bool = False) -> Experts:
+    """Read experts with the keys of DeepSeek.
+
+    The first layers are dense, and some experts are shared.
+    """
     routed, width = config.size("n_routed_experts"), config.size("moe_intermediate_size")
     shared, dense = config.size("n_shared_experts", 0, least=0), config.size("first_k_dense_replace", 0, least=0)
     chosen = config.size("num_experts_per_tok", routed)
-    experts = Experts(routed, chosen, width, shared * width, shared_bias=config.flag(ffn_bias), dense=range(dense))
-    mean_width = (nope + rope + value) // 2  # of keys and values
-    heads = Heads(count, mean_width, count, latent=kv_rank + rope)
-    return decoder(config, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
+    return Experts(routed, chosen, width, shared * width, shared_bias=shared_bias, dense=range(dense))
+
+
+@register_reader("deepseek")
+def _deepseek(config: Config, ffn_bias: Switch = False) -> Architecture:
+    latent, experts = read_latent_attention(config), read_routed_experts(config, config.flag(ffn_bias))
+    return decoder(config, heads=latent.heads, maps=latent.maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
 
 
 @register_reader("mamba")

@@ -132,7 +132,9 @@ class Plan(PrintedResult):
             "estimated": architecture.estimated,
             "notes": list(architecture.notes),
             "not_counted": list(architecture.not_counted),
-            "parameters": mark_parameters({"total": architecture.total, **architecture.parameters()}, architecture),
+            "parameters": mark_parameters(
+                {"total": architecture.total, "active": architecture.active, **architecture.parameters()}, architecture
+            ),
         }
 
     def _activation_bytes(self) -> dict[str, Any]:
@@ -215,7 +217,12 @@ def plan(
         figures = {
             "boundary": str(counts.boundary),
             "share": str(counts.sharing),
-            "parameters": {"total": counts.total, "trainable": counts.trainable, **counts.parameters},
+            "parameters": {
+                "total": counts.total,
+                "trainable": counts.trainable,
+                "active": counts.active,
+                **counts.parameters,
+            },
             "saved": saved,
             "saved_share": saved / untied_total,
             **all_costs(architecture, counts, setting),

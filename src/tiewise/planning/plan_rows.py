@@ -33,6 +33,7 @@ OPTIMIZERS = {
 }
 DTYPE_ROWS = ("float32", "bfloat16", "float8_e4m3fn")  # dtypes of checkpoints that have a row
 NATS = "nats per token"
+RARELY_USED = {"experts", "other_tables", "towers"}  # components of which a token uses a part or nothing
 EVIDENCE_HEADER = ["tokens of text", "times seen", "loss, tied − untied, nats/token [95 %]", "tying", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
@@ -69,6 +70,7 @@ def main_rows(record: Record) -> list[list[str]]:
     """Return the rows of the short table: parameters, saving, bytes, first loss, and ranks."""
     setting, table = record["setting"], _PlanRows(record["choices"])
     table.add_count("parameters", "total")
+    table.add_active()
     table.add_savings()
     table.add("checkpoint, bfloat16", format_bytes, table.part("checkpoint_bytes"), "bfloat16", "checkpoint_bytes")
     table.add_optimizer("adamw", f"training, AdamW, {setting['dtype']}")
@@ -128,6 +130,11 @@ class _PlanRows:
             self.add_count("of it trained", "trainable")
         self.add_savings()
 
+    def add_active(self) -> None:
+        """Add the parameters that one token uses, if the model has parts that few tokens use."""
+        if any(RARELY_USED & parameters.keys() for parameters in self.part("parameters")):
+            self.add_count("parameters, active per token", "active")
+
     def add_savings(self) -> None:
         """Add what each choice saves, compared with the untied model."""
         self.add("saved", _signed_count, self.choices, "saved", "saved", signed_short)
@@ -171,6 +178,7 @@ class _PlanRows:
     def add_work_and_loss(self, log_vocab: float) -> None:
         """Add operations, bytes of decoding, and the first loss next to ln V."""
         self.add_heading("work and loss")
+        self.add_active()
         flops, decoding = self.part("flops_per_token"), self.part("decode_bytes")
         self.add("forward, per token", operations, flops, "forward", "flops_per_token")
         self.add("backward, per token", operations, flops, "backward", "flops_per_token")

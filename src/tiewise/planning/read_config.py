@@ -2,7 +2,6 @@
 
 read(json.load(open("config.json")))      exact for families with a reader; others are estimated, or only their tables
 from_sizes(Sizes(50_000, 1024, 12))       the generic decoder
-count_on_meta(config)                     exact for any family of transformers, but without counts per layer
 """
 
 from __future__ import annotations
@@ -10,9 +9,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from tiewise.checkpoint.claims import read_claims
 from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import Family
 from tiewise.core import Late
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import (
@@ -26,8 +28,9 @@ from tiewise.planning.architecture import (
     linear,
     lookup,
 )
-from tiewise.planning.config import GENERIC, MOST, MOST_LAYERS, UNNAMED, Config
-from tiewise.planning.model_families import decoder, reader_for
+from tiewise.planning.config import GENERIC, MOST, MOST_LAYERS, UNNAMED, Config, saved_class
+from tiewise.planning.model_families import READERS, Reader, decoder
+from tiewise.planning.readers.towers import TOWER_READERS, Composite
 from tiewise.planning.uncounted import has_token_head, towers, uncounted_parts
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
@@ -36,6 +39,13 @@ TEXT_PART = "_text"  # added to the outer model_type to name a nested text_confi
 # Auto classes to build a config with; the first that supports its model type is used. Older versions lack the last.
 BUILT = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # any other activation implies a gate today
+
+
+def reader_for(family_record: Family) -> Reader | None:
+    """Return the exact reader of a family with its options. None if it has no reader."""
+    if family_record.reader is None:
+        return None
+    return partial(READERS[family_record.reader.name], **family_record.reader.options)
 
 
 def read(config: Mapping[str, Any]) -> Architecture:
@@ -64,23 +74,41 @@ def _read(values: Mapping[str, Any]) -> Architecture:
     if config.get("num_nextn_predict_layers"):
         note = "Layers that predict further tokens, and their tables, are not counted."
         architecture = replace(architecture, notes=(*architecture.notes, note))
+    if read_claims(values).fixed is False:  # the class ignores the flag
+        architecture = replace(architecture, ends=replace(architecture.ends, tied=False))
     return replace(architecture, table_std=std, output_scale=scale)
 
 
 def _read_nested(config: Mapping[str, Any], text_config: Mapping[str, Any]) -> Architecture:
     """Read the language model of a config that nests it.
 
-    The outer config decides whether the model ties.
+    Towers count if the family has a reader of them.
     """
     values = dict(text_config)
-    if "tie_word_embeddings" in config:
-        values["tie_word_embeddings"] = config["tie_word_embeddings"]
+    tied = read_claims(config).tied  # the outer config decides, or its class's default
+    if tied is not None:
+        values["tie_word_embeddings"] = tied
     if not values.get("model_type"):
-        values["model_type"] = f"{config.get('model_type', 'unknown')}{TEXT_PART}"
+        outer = family(config.get("model_type"))
+        usual = f"{config.get('model_type', 'unknown')}{TEXT_PART}"
+        values["model_type"] = outer.ends.levels.get("text_config", usual)
     architecture = _read(values)
+    tower = family(config.get("model_type")).towers
+    if tower is not None and _has_usual_class(config):
+        count = TOWER_READERS[tower.name](Composite(config), **tower.options)
+        unused = Count(count.parameters)  # a token of a text passes through none of it
+        return replace(architecture, around={**architecture.around, "towers": unused})
     note = "Counted from text_config: the language model without its other towers."
     not_counted = (*architecture.not_counted, *towers(config))
     return replace(architecture, not_counted=not_counted, notes=(*architecture.notes, note))
+
+
+def _has_usual_class(config: Mapping[str, Any]) -> bool:
+    """Return whether a composite's class is the one that has all its parts."""
+    name = saved_class(config)
+    if family(config.get("model_type")).is_headless:
+        return not name or name.endswith("Model")
+    return not name or name.endswith("ForConditionalGeneration")
 
 
 def unknown_family(model_type: str) -> str:
