@@ -163,11 +163,12 @@ def _small_config(model_class: Any) -> Any:
 
 
 def with_small_ids(config: Any) -> Any:
-    """Return a tiny config whose lists of end tokens lie inside its vocabulary."""
+    """Return a tiny config whose lists of special tokens lie inside its vocabulary."""
     record = config.to_dict()
     for level in (record, *(value for value in record.values() if isinstance(value, dict))):
-        if isinstance(level.get("eos_token_id"), list):
-            level["eos_token_id"] = [1, 2]
+        for key, value in level.items():
+            if isinstance(value, list) and key.endswith(("token_id", "token_ids")):
+                level[key] = list(range(1, 1 + len(value)))
     return config_from(type(config), record)
 
 

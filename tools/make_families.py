@@ -51,6 +51,8 @@ MAPPINGS = (
     auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
 UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel")  # classes in no mapping: parts that Bark also saves alone
+# classes with a text encoder in mappings whose other classes have several codebooks
+TEXT_TO_SPEECH = ("SeamlessM4TForTextToSpeech", "SeamlessM4Tv2ForTextToSpeech", "SpeechT5ForTextToSpeech")
 TABLE_WIDTH = 24  # no other axis of a shrunk model has this size
 # settings of a nested level without which a class cannot be built: its default config leaves them empty
 REQUIRED = {
@@ -95,7 +97,13 @@ def main() -> None:
 def class_names() -> list[str]:
     """Return the names of the classes in the mappings."""
     values = [value for mapping in MAPPINGS for value in mapping.values()]
-    return sorted({*UNMAPPED, *(name for value in values for name in ([value] if isinstance(value, str) else value))})
+    return sorted(
+        {
+            *UNMAPPED,
+            *TEXT_TO_SPEECH,
+            *(name for value in values for name in ([value] if isinstance(value, str) else value)),
+        }
+    )
 
 
 def all_families() -> dict[str, Any]:

@@ -46,6 +46,23 @@ def test_ids_of_class_without_tokens_are_not_judged(tmp_path):
     assert check(tmp_path).at_least("warning") == ()
 
 
+def test_output_layer_of_model_without_tokens_is_no_head(tmp_path):
+    """TimesFM reads numbers; its output_layer has the usual name of a head."""
+    tensors = {"input_ff_layer.output_layer.weight": table(32, 40)}
+    config = {"architectures": ["TimesFmModel"], "model_type": "timesfm", "hidden_size": 32, "intermediate_size": 40}
+    audit = check(write_checkpoint(tmp_path / "timesfm", config, tensors))
+    assert audit.roles.tables == ()
+    assert audit.at_least("warning") == ()
+
+
+def test_text_to_speech_class_has_no_head(tmp_path):
+    tensors = {"speecht5.encoder.prenet.embed_tokens.weight": table()}
+    config = {"architectures": ["SpeechT5ForTextToSpeech"], "model_type": "speecht5", "vocab_size": V, FLAG: False}
+    audit = check(write_checkpoint(tmp_path / "speecht5", config | {"hidden_size": D}, tensors))
+    assert audit.roles.headless
+    assert audit.at_least("warning") == ()
+
+
 @pytest.mark.parametrize(("version", "severity"), [("5.23.0", "info"), ("4.57.1", "warning"), (None, "warning")])
 def test_older_transformers_counts_only_for_configs_that_it_may_read(tmp_path, version, severity):
     """transformers 4 reads the text part's flag, and the class of this composite the root's."""

@@ -26,19 +26,23 @@ def find_end_names(
 ) -> tuple[str, ClassEnds]:
     """Return (method, ends) of the first method that finds a stored end, else of the last.
 
+    A class without a token table has no end.
+
     The names may be of tensors that the checkpoint does not store.
 
     Args:
         modules: the checkpoint.
         config: its config; empty if it has none.
         class_ends: the class that the config names; None if the architecture data lacks it.
-        tokenless: the class has no token table, so shapes are not tried.
+        tokenless: the class has no token table.
     """
+    if tokenless:
+        return BY_DATA, ClassEnds()
     ends = _by_data(modules, class_ends or claims.family_ends(config))
     if modules.count_stored(ends):
         return BY_DATA, ends
     ends = _by_names(modules)
-    if modules.count_stored(ends) or tokenless:
+    if modules.count_stored(ends):
         return BY_NAMES, ends
     return BY_SHAPES, _by_shapes(modules, config)
 
