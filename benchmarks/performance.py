@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import gpu_page
+from benchmarks import amx_page, gpu_page
 
 RESULTS = Path(__file__).parent / "results" / "loss"
 PAGE = Path(__file__).parents[1] / "docs" / "dev" / "performance.md"
@@ -136,6 +136,7 @@ def render_page(results: list[ShapeResults]) -> str:
         for kind in KINDS:
             if selected := [result for result in shapes if kind in result.kinds]:
                 blocks += [render_times(selected, kind), render_errors_and_memory(selected, kind)]
+    blocks.append(amx_page.render_section(amx_page.RESULTS))
     blocks.append(gpu_page.render_section(gpu_page.RESULTS))
     return "\n".join(blocks)
 

@@ -1,0 +1,200 @@
+"""The bf16 kernel for AMX on a processor that has it: numbers, and times next to the three products and torch.compile.
+
+python -m benchmarks.amx --out FOLDER [--minutes 2] [--dry-run]
+
+It compiles the kernels, compares them with fp64, and measures the loss at large and small numbers of tokens, in fp32,
+on two cores, and with other constants. Each measurement is one JSON file in the folder, written at once; a later call
+with the same folder measures only what is missing. The exit code is 1 if a figure is wrong. A missed time is printed,
+and is no error. `--dry-run` emulates the tiles on tiny shapes on any processor with AVX-512 and its bf16 products.
+To publish the figures, copy the folder to `benchmarks/results/amx` and run `python -m benchmarks.performance`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.amx_numbers import list_figures
+from benchmarks.amx_times import COMPILED, KEPT, OURS, PLAIN, emulated_tiles, find_row, nothing
+from benchmarks.amx_variants import VARIANTS, build_variants
+from tiewise.boundary.ops import compiled_kernels, few_tokens, native_loss
+from tiewise.boundary.ops.native_loss import KernelProducts
+
+LARGE = ((2048, 50304, 768), (4096, 32000, 512), (8192, 8192, 256), (1024, 128256, 2048))
+FEW = ((512, 50304, 768), (256, 50304, 768), (128, 50304, 768), (128, 32000, 512))
+TINY = (96, 700, 64)  # of a dry run
+DRY = ("large-0", "few-0", "fp32", "two-cores-0", "variants-0")  # measurements of a dry run: one of each sort
+LOSS_LIMIT = 1e-5
+SLACK = 1.05  # factor of the naive computation's error; sampling moves both
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Arguments of one process of `benchmarks.amx_times`."""
+
+    name: str
+    shape: tuple[int, int, int]
+    kind: str = "bf16"
+    cores: int = 0  # 0: all
+    weight: float = 1.0  # share of the time
+    with_variants: bool = False
+
+
+MEASUREMENTS = (
+    *(Measurement(f"large-{i}", shape, weight=2.0) for i, shape in enumerate(LARGE)),
+    *(Measurement(f"few-{i}", shape, weight=0.5) for i, shape in enumerate(FEW)),
+    Measurement("fp32", LARGE[0], kind="fp32", weight=2.0),
+    Measurement("two-cores-0", LARGE[0], cores=2, weight=2.0),
+    Measurement("two-cores-2", LARGE[2], cores=2),
+    Measurement("variants-0", LARGE[0], with_variants=True, weight=1.5),
+    Measurement("variants-2", LARGE[2], with_variants=True, weight=0.5),
+)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of the issue: a measured value and the largest that meets it."""
+
+    what: str
+    value: float
+    most: float
+    is_time: bool = True
+
+    def __str__(self) -> str:
+        verdict = "met" if self.value <= self.most else "MISSED"
+        return f"{verdict:6} {self.what}: {self.value:.3g} (at most {self.most:.3g})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all phases, and print the bars."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.amx", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=2.0, help="about how long all rounds may take together")
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ[compiled_kernels.SWITCH] = "amx"
+    reason = prepare(options.dry_run)
+    if reason:
+        print(f"benchmarks.amx: {reason}", file=sys.stderr)
+        return 2
+    write(options.out / "machine.json", describe_machine())
+    numbers_are_right = check_numbers(options.out / "numbers.json", options.dry_run)
+    variants = options.out.resolve() / "variants"
+    build_variants(VARIANTS[:1] if options.dry_run else VARIANTS, variants)
+    total = sum(measurement.weight for measurement in MEASUREMENTS)
+    for measurement in MEASUREMENTS:
+        if options.dry_run and measurement.name not in DRY:
+            continue
+        path = options.out / f"times-{measurement.name}.json"
+        if not path.exists():
+            seconds = 60 * options.minutes * measurement.weight / total
+            run_measurement(measurement, path, seconds, variants, options.dry_run)
+    bars = [bar for path in sorted(options.out.glob("times-*.json")) for bar in list_bars(read(path))]
+    for bar in bars:
+        print(bar)
+    wrong = [bar for bar in bars if not bar.is_time and not bar.value <= bar.most]
+    return 0 if numbers_are_right and not wrong else 1
+
+
+def prepare(dry_run: bool) -> str:
+    """Compile the kernels if they are missing; return why they cannot be measured, or nothing."""
+    if compiled_kernels.kernels() is None:
+        compiled_kernels.build()
+        compiled_kernels._load.cache_clear()
+    needed = "avx512_bf16" if dry_run else "amx_bf16"
+    if compiled_kernels.kernels(needed) is None:
+        return f"this processor or system has no {needed}; kernels: {compiled_kernels.kernels_state()}"
+    return ""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, the system's state that matters for times, and versions."""
+    listed = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "lscpu": [line for line in listed.splitlines() if not line.startswith(("Flags", "Vulnerability"))],
+        "instructions": sorted(compiled_kernels.processor()),
+        "large_pages": pages.read_text(encoding="utf-8").strip() if pages.exists() else "",
+        "cores": sorted(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "kernels": compiled_kernels.kernels_state(full=False),
+    }
+
+
+def check_numbers(path: Path, dry_run: bool) -> bool:
+    """Compute the figures that have a limit unless the file has them; return whether all are right."""
+    if not path.exists():
+        products = KernelProducts.EMULATED_TILES if dry_run else KernelProducts.TILES
+        thread_counts = (2,) if dry_run else tuple(sorted({1, 3, torch.get_num_threads()}))
+        least, few = native_loss.LEAST, few_tokens.FEW_TOKENS
+        native_loss.LEAST = few_tokens.FEW_TOKENS = 0  # all problems go to the kernel
+        try:
+            with emulated_tiles() if dry_run else nothing():
+                figures = list(list_figures(compiled_kernels.kernels(), products, thread_counts))
+        finally:
+            native_loss.LEAST, few_tokens.FEW_TOKENS = least, few
+        write(path, [asdict(figure) | {"is_right": figure.is_right} for figure in figures])
+    figures_read = read(path)
+    wrong = [figure for figure in figures_read if not figure["is_right"]]
+    for figure in wrong:
+        print(f"WRONG  {figure['name']}: {figure['value']:.2e} (at most {figure['limit']:.0e})")
+    print(f"numbers: {len(figures_read)} figures, {len(wrong)} wrong", flush=True)
+    return not wrong
+
+
+def run_measurement(measurement: Measurement, path: Path, seconds: float, variants: Path, dry_run: bool) -> None:
+    """Run one measurement in a fresh process; a failure is printed and leaves no file."""
+    shape = TINY if dry_run else measurement.shape
+    command = [sys.executable, "-m", "benchmarks.amx_times", *map(str, shape), "--out", str(path)]
+    command += ["--kind", measurement.kind, "--cores", str(measurement.cores), "--seconds", str(seconds)]
+    if measurement.with_variants:
+        command += ["--variants", str(variants)]
+    if dry_run:
+        command.append("--emulate")
+    environment = os.environ | ({"OMP_NUM_THREADS": str(measurement.cores)} if measurement.cores else {})
+    if subprocess.run(command, env=environment).returncode:
+        print(f"FAILED {measurement.name}", flush=True)
+
+
+def list_bars(record: dict[str, Any]) -> list[Bar]:
+    """Return the bars of one measurement."""
+    ours, plain = find_row(record, OURS), find_row(record, PLAIN)
+    where = f"{record['kind']} {' x '.join(map(str, record['shape']))}, {record['threads']} threads"
+    if record["kind"] == "fp32":
+        return [
+            Bar(f"{where}: × products", ours["ratio"], 1.08),
+            Bar(f"{where}: × {COMPILED}", ours["to_compiled"], 1.0),
+        ]
+    bars = [Bar(f"{where}: error of the loss", ours["errors"]["loss"], LOSS_LIMIT, is_time=False)]
+    for name in ("features", "table"):
+        limit = SLACK * plain["errors"][name]
+        bars.append(Bar(f"{where}: error of the gradient of {name}", ours["errors"][name], limit, is_time=False))
+    if record["shape"][0] <= few_tokens.FEW_TOKENS:
+        return [*bars, Bar(f"{where}: × {COMPILED}", ours["to_compiled"], 1.0)]
+    kept = find_row(record, KEPT)
+    bars.append(Bar(f"{where}: × products", ours["ratio"], 1.0))
+    return [*bars, Bar(f"{where}, gradient kept: × products", kept["ratio"], 0.9)]
+
+
+def write(path: Path, content: Any) -> None:
+    """Write a file of results."""
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Any:
+    """Read a file of results."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
