@@ -103,6 +103,13 @@ def object_schema(properties: dict[str, Schema | tuple[Schema, str]]) -> Schema:
     return {"type": "object", "properties": described, "required": list(described)}
 
 
+def with_optional(schema: Schema, properties: dict[str, Schema | tuple[Schema, str]]) -> Schema:
+    """Return the schema of an object that may lack some keys: `properties` are added, or replace required ones."""
+    optional = object_schema(properties)["properties"]
+    required = [name for name in schema["required"] if name not in optional]
+    return {**schema, "properties": schema["properties"] | optional, "required": required}
+
+
 def mapping(values: Schema) -> Schema:
     """Return the schema of an object with any keys."""
     return {"type": "object", "additionalProperties": values or True}
@@ -180,7 +187,8 @@ def audits() -> Schema:
     part = object_schema(
         {"role": TEXT, "name": TEXT, "file": TEXT, "dtype": TEXT, "shape": schema_of(list[int]), "bytes": COUNT}
     )
-    return object_schema(
+    rows = "rows of each table, if only `rows` random ones were compared"
+    required = object_schema(
         {
             "schema": {"const": audit.SCHEMA},
             "versions": mapping(TEXT),
@@ -195,13 +203,14 @@ def audits() -> Schema:
             "names": or_null(mapping({})),
             "scalars": mapping({}),
             "parts": {"type": "array", "items": part},
-            "ends": schema_of(hints["ends"]),
+            "ends": with_optional(schema_of(hints["ends"]), {"of": (COUNT, rows)}),
             "loaders": schema_of(hints["outcomes"]),
             "worst": or_null(TEXT),
             "findings": schema_of(hints["findings"]),
             "rules": object_schema({"ran": TEXTS, "skipped": mapping(TEXT)}),
         }
     )
+    return with_optional(required, {"hub": schema_of(audit.HubReport)})
 
 
 def inspections() -> Schema:

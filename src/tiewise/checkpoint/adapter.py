@@ -17,11 +17,12 @@ from typing import Any
 from tiewise.checkpoint.claims import ends_with, ends_with_any, strip_wrappers, usual_names
 from tiewise.checkpoint.facts import Facts, result_path
 from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.file_sources import HubSource
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, recording_faults
-from tiewise.checkpoint.stored import Stored, read_header
+from tiewise.checkpoint.stored import Stored, read_header_from
 from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import items_of, path_inside
+from tiewise.checkpoint.untrusted import items_of
 from tiewise.core.progress import progress_of
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -57,6 +58,7 @@ class AdapterFacts:
     faults: tuple[Fault, ...] = ()  # files that could not be read
     base: Facts | None = None  # checkpoint that it changes; None if the caller names none
     scan: bool = True  # tables may be read; False: headers only
+    repository: HubSource | None = None  # repository of the Hub with the files; None for a folder on disk
 
     def names_under(self, key: str) -> tuple[str, ...]:
         """Return the names under a key of the config. Empty for a pattern or "all-linear"."""
@@ -285,15 +287,15 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
     It never opens `adapter_model.bin`. It also never follows `base_model_name_or_path`, which is untrusted: the caller
     passes the base.
     """
-    config = json_object(folder.path, ADAPTER_CONFIG)
+    config = json_object(folder.source, ADAPTER_CONFIG)
     tensors, faults = dict[str, Stored](), list[Fault]()
     if folder.has(WEIGHTS):
         with recording_faults(faults, WEIGHTS):
-            tensors = read_header(path_inside(folder.path, WEIGHTS)).tensors
+            tensors = read_header_from(folder.source, WEIGHTS).tensors
     elif folder.has(PICKLE):
         remedy = "save the adapter again with safe_serialization=True"
         faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", remedy))
     else:
         remedy = "take the adapter from its source again"
         faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", remedy))
-    return AdapterFacts(folder.path, config, tensors, tuple(faults), base, scan)
+    return AdapterFacts(folder.path, config, tensors, tuple(faults), base, scan, folder.repository)

@@ -14,7 +14,8 @@ from tiewise.checkpoint.adapter import open_adapter
 from tiewise.checkpoint.claims import Claims, needs_tiewise
 from tiewise.checkpoint.config_parts import config_for, read_quantisation
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Folder, open_folder
+from tiewise.checkpoint.hf_folder import Folder, HubReading, open_folder
+from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
 from tiewise.checkpoint.loader_columns import LoaderOutcome
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.roles import Roles
@@ -76,6 +77,16 @@ class Part(NamedTuple):
         }
 
 
+@dataclass(frozen=True)
+class HubReport:
+    """Reading of a repository of the Hub by a check."""
+
+    commit: str  # of all files
+    unread: tuple[str, ...]  # shard files whose headers were left out
+    requests: int
+    bytes_read: int  # of all answers
+
+
 @dataclass(frozen=True, repr=False)
 class Audit(PrintedResult):
     """Result of checking one checkpoint. A notebook renders it as the command prints it.
@@ -97,6 +108,7 @@ class Audit(PrintedResult):
         scan: tables were read; False: headers only.
         deep: every row was read.
         as_class: class that the check assumed; None: the class that the config names.
+        hub: what was read of a repository of the Hub; None for files on disk.
 
     >>> import tiewise  # the config of `wrong` claims one table, and the folder stores two
     >>> audit = tiewise.check("wrong")
@@ -120,6 +132,7 @@ class Audit(PrintedResult):
     scan: bool = True
     deep: bool = False
     as_class: str | None = None
+    hub: HubReport | None = None
 
     @property
     def verdict(self) -> str:
@@ -181,19 +194,31 @@ class Audit(PrintedResult):
             "claims": _claims_record(self.claims),
             **_roles_record(self.roles),
             "parts": [part.record() for part in self.parts],
-            "ends": None if self.ends is None else asdict(self.ends),
+            "ends": _ends_record(self.ends),
             "loaders": [asdict(outcome) for outcome in self.outcomes],
             "worst": self.worst,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
             "rules": {"ran": self.ran, "skipped": self.skipped},
         }
+        if self.hub is not None:
+            record["hub"] = asdict(self.hub)
         finite: dict[str, Any] = to_strict_json(record)
         return finite
 
     def _repr_html_(self) -> str:
         html: str = view.html(self)
         return html
+
+
+def _ends_record(ends: TableLikeness | None) -> dict[str, Any] | None:
+    """Return the likeness of both tables as a JSON object. `of` is left out if all rows were compared."""
+    if ends is None:
+        return None
+    record = asdict(ends)
+    if ends.of is None:
+        del record["of"]
+    return record
 
 
 def _claims_record(claims: Claims) -> dict[str, Any]:
@@ -233,6 +258,8 @@ def check(
     quantise: str | os.PathLike[str] | None = None,
     build: bool = True,
     follow_links: bool = False,
+    all_headers: bool = False,
+    full: bool = False,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
@@ -241,7 +268,8 @@ def check(
     `check` executes nothing of the checkpoint, writes nothing into it and opens no pickle.
 
     Args:
-        path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder.
+        path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder,
+            an address hf://org/model[@revision][/subfolder], or a model's name in the local cache of the Hub.
         deep: read every row of the tables and compare all large tensors.
         scan: compare the tables. False reads headers only, which cannot distinguish equal from different tables.
         base: for an adapter, the checkpoint that it changes.
@@ -253,6 +281,8 @@ def check(
         build: if transformers is installed, build the class without weights in a child process, which shows for every
             tensor if it is loaded. False, or the environment variable TIEWISE_NO_BUILD=1: judge the two ends alone.
         follow_links: follow links that lead outside the folder, which `check` refuses otherwise.
+        all_headers: of an address hf://, read the headers of all shards, not only those with the ends.
+        full: of an address hf://, compare tables as a whole, not on random rows.
         select: ids or prefixes of the rules to run, or one of them. Empty runs all.
         ignore: ids or prefixes of the rules to skip, or one of them.
 
@@ -271,7 +301,10 @@ def check(
     ('folder', 1, 128, ('B021',))
     """
     require_path("check(FOLDER)", path)
-    options = _CheckOptions(Path(path), deep, scan, base, original, target, world, as_class, quantise, build)
+    reading = HubReading(all_headers or deep, full or deep)
+    options = _CheckOptions(
+        checkpoint_path(path), deep, scan, base, original, target, world, as_class, quantise, build, reading
+    )
     selected = select if isinstance(select, str) else tuple(select)
     with following_links(follow_links):
         options.require_consistent()
@@ -292,6 +325,7 @@ class _CheckOptions(NamedTuple):
     as_class: str | None
     quantise: AnyPath | None
     build: bool
+    reading: HubReading
 
     def require_consistent(self) -> None:
         """Raise a CheckpointError if the arguments contradict each other for any checkpoint."""
@@ -323,7 +357,7 @@ class _CheckOptions(NamedTuple):
         """Return the facts of the checkpoint that an argument names; None for None."""
         if path is None:
             return None
-        return Facts(open_folder(path), self.scan)
+        return Facts(open_folder(path, self.reading), self.scan)
 
 
 def _is_number_of_ranks(value: Any) -> bool:
@@ -343,7 +377,7 @@ class _OpenedCheckpoint(NamedTuple):
 
 def _open(options: _CheckOptions) -> _OpenedCheckpoint:
     """Open the checkpoint at the path."""
-    path, folder = _file_or_folder(options.path)
+    path, folder = _file_or_folder(options.path, options.reading)
     options.require_fitting(folder)
     source = options.source()
     if folder is None:
@@ -354,13 +388,18 @@ def _open(options: _CheckOptions) -> _OpenedCheckpoint:
     return _of_model(path, folder, options)
 
 
-def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
-    """Return (path, folder). The folder is None for a GGUF or ONNX file, or a folder with only ONNX."""
-    if path.suffix in _FILES:
+def _file_or_folder(path: Path, reading: HubReading) -> tuple[Path, Folder | None]:
+    """Return (path, folder). The folder is None for a GGUF or ONNX file, or a folder with only ONNX.
+
+    The path is that of the folder that was opened: for a name in the cache of the Hub, the folder there.
+    """
+    if path.suffix in _FILES and not is_hub_path(path):
         return path, None
-    folder = open_folder(path)
+    folder = open_folder(path, reading)
+    if not folder.single:
+        path = folder.path
     files = [name for name in folder.files if name.endswith(".onnx")]
-    if folder.tensors or not files:
+    if folder.tensors or not files or is_hub_path(path):
         return path, folder
     if len(files) == 1:
         return path_inside(path, files[0]), None
@@ -407,7 +446,8 @@ def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _OpenedChec
     checkpoint_types = {"any", "folder", audit.kind}
     if target is not None:
         checkpoint_types.add("draft")
-    return _OpenedCheckpoint(facts, _with_sizes(audit, folder.tensors), checkpoint_types)
+    audit = replace(audit, tensors=len(folder.tensor_names), nbytes=folder.nbytes)
+    return _OpenedCheckpoint(facts, audit, checkpoint_types)
 
 
 def _with_class(folder: Folder, path: Path, as_class: str) -> Folder:
@@ -459,6 +499,19 @@ def _with_sizes(audit: Audit, tensors: Mapping[str, Stored]) -> Audit:
     return replace(audit, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in tensors.values()))
 
 
+def _hub_report(facts: AnyFacts) -> HubReport | None:
+    """Return what was read of a repository of the Hub; None for files on disk."""
+    if isinstance(facts, GgufFacts | OnnxFacts):
+        return None
+    repository = facts.repository
+    if repository is None:
+        return None
+    unread: tuple[str, ...] = ()
+    if isinstance(facts, Facts):
+        unread = facts.folder.unread_files
+    return HubReport(repository.commit, unread, repository.requests, repository.bytes_read)
+
+
 class _RuleSelection:
     """Rules that `select` and `ignore` choose."""
 
@@ -487,6 +540,7 @@ class _RuleSelection:
             scan=options.scan,
             deep=options.deep,
             as_class=options.as_class,
+            hub=_hub_report(opened.facts),
         )
 
     def _reason_to_skip(self, rule: Rule, opened: _OpenedCheckpoint, options: _CheckOptions) -> str | None:

@@ -15,7 +15,7 @@ from tiewise.checkpoint.audit_verdict import as_sentence, verdict
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.loader_columns import PHRASES, LoaderOutcome, named_loaders
-from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, counted, difference, flag_text
+from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, counted, difference, flag_text, names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import Late
@@ -212,7 +212,17 @@ def rule_view(rule: Rule) -> Group:
 
 def summary_rows(audit: Audit) -> list[Row]:
     """Return (label, value) rows on the config's claims and the stored tensors of both ends."""
-    return [*_claims(audit), *_stored(audit)]
+    return [*_claims(audit), *_stored(audit), *_of_hub(audit)]
+
+
+def _of_hub(audit: Audit) -> Iterator[Row]:
+    """Yield rows on a repository's commit, and on the shards that were not read."""
+    if audit.hub is None:
+        return
+    yield "commit", audit.hub.commit
+    if audit.hub.unread:
+        shards = counted(len(audit.hub.unread), "shard")
+        yield "not read", f"{shards} without a table or a tied tensor ({names(audit.hub.unread)}); see --all-headers"
 
 
 def _claims(audit: Audit) -> Iterator[Row]:

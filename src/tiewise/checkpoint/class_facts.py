@@ -56,6 +56,8 @@ class ClassFacts(FolderFacts):
             return "its classes come as custom code, which is not run"
         if self.quantised or quantisation(self.config):
             return "it is quantised"
+        if self.folder.unread:
+            return "the headers of some shards were not read; --all-headers reads them"
         if not self.is_complete or self.folder.opened not in (SINGLE, INDEX):
             return "some tensors could not be read"
         return None
@@ -129,7 +131,7 @@ class ClassFacts(FolderFacts):
     def _layer_prefixes(self) -> list[str]:
         """Return the prefix before the layer number of each tensor, without other modalities."""
         prefixes = []
-        for name in self.folder.tensors:
+        for name in self.folder.tensor_names:
             match = _LAYER_NUMBER.match(name)
             if match is not None and not is_foreign(match[1]):
                 prefixes.append(match[1])
@@ -201,7 +203,7 @@ class ClassFacts(FolderFacts):
     def _loaded(self, ends: ClassEnds) -> set[str]:
         """Return the tensors that transformers loads from the files."""
         loaded = set[str]()
-        for stored_name in self.folder.tensors:
+        for stored_name in self.folder.tensor_names:
             table = _loaded_table(ends, stored_name)
             bias = ends.loaded_as(stored_name)
             head_tensor = ends.head_tensor(stored_name)
@@ -269,7 +271,7 @@ class ClassFacts(FolderFacts):
         """Return the stored names of a module inside layers, one per layer, in file order."""
         pattern = re.compile(re.escape(module).replace(r"\#", r"\d+"))
         modules = dict[str, None]()  # used as an ordered set
-        for name in self.folder.tensors:
+        for name in self.folder.tensor_names:
             match = pattern.search(name)
             if match is not None:
                 modules[match[0]] = None

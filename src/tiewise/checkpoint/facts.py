@@ -13,6 +13,7 @@ from tiewise.checkpoint.claims import architecture, first_count, in_layer
 from tiewise.checkpoint.class_facts import ClassFacts
 from tiewise.checkpoint.draft import DRAFT_SIZE_KEYS, Draft, is_called_draft, read_draft
 from tiewise.checkpoint.hf_folder import Fault, json_object, recording_faults
+from tiewise.checkpoint.hub_names import is_hub_path, parse_address
 from tiewise.checkpoint.indexed_tensors import DRAFT_HEAD
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import (
@@ -179,7 +180,7 @@ class Facts(ClassFacts):
         if self.folder.single or not self.folder.has(name):
             return {}
         with recording_faults(faults, name):
-            return json_object(self.folder.path, name)
+            return json_object(self.folder.source, name)
         return faults[0]
 
     @cached_property
@@ -203,7 +204,17 @@ class Facts(ClassFacts):
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line that rewrites this checkpoint with a verb such as `tie`."""
-        return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to", result_path(self.path)])
+        path = self.path
+        if is_hub_path(path):  # a rewrite needs the files on disk
+            address = parse_address(path)
+            path = Path(address.local_path())
+            return f"{address.download_command()} && {_command_line(verb, path, options)}"
+        return _command_line(verb, path, options)
+
+
+def _command_line(verb: str, path: Path, options: tuple[str, ...]) -> str:
+    """Return the command line that rewrites a folder with a verb."""
+    return " ".join(["tiewise", verb, shlex.quote(str(path)), *options, "--to", result_path(path)])
 
 
 def result_path(source: Path) -> str:

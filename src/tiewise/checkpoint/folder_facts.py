@@ -26,6 +26,7 @@ from tiewise.checkpoint.claims import (
 from tiewise.checkpoint.config_parts import vocabulary_sizes
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, Family
+from tiewise.checkpoint.file_sources import HubSource
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import Stored
@@ -48,6 +49,11 @@ class FolderFacts:
         if self.folder.single:
             return self.folder.path / self.folder.files[0]
         return self.folder.path
+
+    @property
+    def repository(self) -> HubSource | None:
+        """Return the repository of the Hub with the files; None for a folder on disk."""
+        return self.folder.repository
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Contents of a Hugging Face folder: config, index of shard files, headers of tensor files.
+"""Contents of a Hugging Face folder or repository: config, index of shard files, headers.
 
 A shard file is one of the files of a split checkpoint. (A shard is a part of a parameter that one rank stores.)
 
@@ -9,25 +9,39 @@ with its file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.hub_names import FOLDER_REMEDY, remedy_for_missing
-from tiewise.checkpoint.stored import Header, Stored, read_header
-from tiewise.checkpoint.untrusted import MOST_BYTES, is_text_map, object_of, path_inside, read_bytes, read_json, short
+from tiewise.checkpoint.file_sources import GIVE_FOLDER, FileSource, HubError, HubSource, LocalFolder
+from tiewise.checkpoint.hub_names import (
+    FOLDER_REMEDY,
+    HubPath,
+    cached_model,
+    checkpoint_path,
+    files_needed_on_disk,
+    is_hub_path,
+    remedy_for_missing,
+)
+from tiewise.checkpoint.shard_choice import shards_of_ends
+from tiewise.checkpoint.stored import Header, Stored, read_header, read_header_from
+from tiewise.checkpoint.untrusted import MOST_BYTES, is_text_map, object_of, parse_json, short
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import report_progress
+
+hub = Late("tiewise.checkpoint.hub_repository")  # imported late: it needs huggingface_hub
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-MOST_FILES, MOST_TENSOR_FILES, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest published one has 140,000 tensors
+MOST_TENSOR_FILES, MOST_TENSORS = 30_000, 160_000  # the largest published checkpoint has 140,000 tensors
 MOST_CONFIG = 8 * 2**20  # bytes of config.json
-_GIVE_FOLDER = "give the checkpoint's own folder"
 
 
 @dataclass(frozen=True)
@@ -41,11 +55,24 @@ class Fault:
 
 @contextmanager
 def recording_faults(faults: list[Fault], file: str) -> Iterator[None]:
-    """Turn a CheckpointError in the block into a fault of `file`, and continue after the block."""
+    """Turn a CheckpointError in the block into a fault of `file`, and continue after the block.
+
+    A server's error ends the check: it is no fault of the file.
+    """
     try:
         yield
+    except HubError:
+        raise
     except CheckpointError as error:
         faults.append(Fault(file, error.problem, error.remedy))
+
+
+@dataclass(frozen=True)
+class HubReading:
+    """Parts of a repository of the Hub that a command reads."""
+
+    all_headers: bool = False  # the headers of all shards; False: of those with the two ends and tied tensors
+    all_rows: bool = False  # tables are read whole; False: two tables are compared on random rows
 
 
 @dataclass(frozen=True)
@@ -65,6 +92,30 @@ class Folder:
     extra: tuple[str, ...] = ()  # other `.safetensors` files in the folder, without those of an adapter
     faults: tuple[Fault, ...] = ()  # files that could not be read or are inconsistent
     single: bool = False  # `path` of the caller was one `.safetensors`, not a folder
+    # {tensor: its shard file} of the shards in the index whose headers were left out; empty for a folder on disk
+    unread: Mapping[str, str] = field(default_factory=dict)
+    repository: HubSource | None = None  # repository of the Hub with the files; None for a folder on disk
+
+    @property
+    def source(self) -> FileSource:
+        """Return the source of the files."""
+        return self.repository or LocalFolder(self.path)
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Return the names of all tensors, including those of shards whose headers were left out."""
+        return (*self.tensors, *self.unread)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors. A shard that was left out counts as a whole."""
+        nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+        return nbytes + sum(map(self.source.size_of, self.unread_files))
+
+    @property
+    def unread_files(self) -> tuple[str, ...]:
+        """Return the shard files whose headers were left out."""
+        return tuple(sorted(set(self.unread.values())))
 
     @property
     def pickles(self) -> tuple[str, ...]:
@@ -98,36 +149,60 @@ class Folder:
     def read(self, *names: str) -> dict[str, bytes]:
         """Return {name: content} of the named files that exist."""
         existing = filter(self.has, dict.fromkeys(names))
-        return {name: read_bytes(path_inside(self.path, name), MOST_BYTES) for name in existing}
+        return {name: self.source.read_bytes(name, MOST_BYTES) for name in existing}
 
 
-def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file of a folder, of at most `most` bytes.
+def json_object(source: FileSource, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file of a source, of at most `most` bytes.
 
     Raises:
         CheckpointError: the file cannot be read, or has no object.
     """
-    record = read_json(os.fspath(path_inside(folder, name)), most=most)
+    where = f"{source.path / name}"
+    record = parse_json(source.read_bytes(name, most), where)
     if not isinstance(record, dict):
-        raise CheckpointError(f"{folder / name}: not a JSON object", "take it from its source again")
+        raise CheckpointError(f"{where}: not a JSON object", "take it from its source again")
     return record
 
 
-def open_folder(path: str | os.PathLike[str]) -> Folder:
+def open_folder(path: str | os.PathLike[str], reading: HubReading | None = None) -> Folder:
     """Read a Hugging Face folder, or one `.safetensors` and a config.json next to it.
 
     It reads only headers, index and config.
 
+    Args:
+        path: the folder or file; with `reading`, also an address hf://org/model, or a model's name in the local cache.
+        reading: what is read of a repository; None for callers that need the files on disk.
+
     Raises:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
-    path = Path(path)
+    path = checkpoint_path(path)
+    if is_hub_path(path):
+        repository = open_repository(path, reading)
+        return replace(_open_source(repository, reading or HubReading()), repository=repository)
+    if reading is not None:
+        path = cached_model(path) or path
     if os.path.isdir(path):
-        return _open_directory(path)
-    return _open_file(path)
+        return _open_source(LocalFolder(path), HubReading(all_headers=True))
+    return _open_file(path, reads_hub=reading is not None)
 
 
-def _open_file(path: Path) -> Folder:
+def open_repository(path: HubPath, reading: HubReading | None) -> HubSource:
+    """Return the repository at an address of the Hub as a source; its files are listed.
+
+    Raises:
+        CheckpointError: the command needs the files on disk, a package is missing, or the Hub refuses.
+    """
+    if reading is None:
+        raise files_needed_on_disk(path)
+    if find_spec("huggingface_hub") is None:
+        raise CheckpointError(f"{path}: reading it needs huggingface_hub", "pip install 'tiewise[hub]'")
+    repository: HubSource = hub.HubRepository(path, reading.all_rows)
+    return repository
+
+
+def _open_file(path: Path, reads_hub: bool) -> Folder:
     """Read the header of one `.safetensors`, and the config.json next to it.
 
     A config is ignored if the folder has several such files.
@@ -135,47 +210,44 @@ def _open_file(path: Path) -> Folder:
     if path.suffix != ".safetensors" and not os.path.isfile(path):
         if os.path.exists(path):
             raise CheckpointError(f"{path}: a pipe, device or socket", FOLDER_REMEDY)
-        raise CheckpointError(f"{path}: no such file or folder", remedy_for_missing(path))
+        raise CheckpointError(f"{path}: no such file or folder", remedy_for_missing(path, reads_hub))
     header = read_header(path)
     faults = list[Fault]()
     files: tuple[str, ...] = (path.name,)
     config = None
-    neighbours = _listing(path.parent)
+    folder = LocalFolder(path.parent)
+    neighbours = folder.list()
     is_alone = [name for name in neighbours if name.endswith(".safetensors")] == [path.name]
     if is_alone and CONFIG in neighbours:
-        config = _config(path.parent, faults)
+        config = _config(folder, faults)
     if config is not None:
         files = (path.name, CONFIG)
     headers = {path.name: header}
     return Folder(path.parent, files, config, headers, dict(header.tensors), faults=tuple(faults), single=True)
 
 
-def _open_directory(path: Path) -> Folder:
-    """Read the config, the index and the headers of a folder."""
+def _open_source(source: FileSource, reading: HubReading) -> Folder:
+    """Read the config, the index and the headers of a source."""
     faults = list[Fault]()
-    files = _listing(path)
+    files = source.list()
     config = weight_map = total_size = None
     if CONFIG in files:
-        config = _config(path, faults)
+        config = _config(source, faults)
     if INDEX in files:
         with recording_faults(faults, INDEX):
-            weight_map, total_size = _index(path)
+            weight_map, total_size = _index(source)
     candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
     opened = _files_to_open(candidates, weight_map)
     if len(opened) > MOST_TENSOR_FILES:
-        raise CheckpointError(f"{path}: {len(opened):,} shards are no checkpoint", _GIVE_FOLDER)
-    tensor_files = _TensorFiles(path, weight_map)
-    existing = frozenset(files)
-    for file in opened:
-        header = None
-        with recording_faults(faults, file):
-            if file not in existing:
-                raise CheckpointError(f"{path / file}: no such file", "check the path")
-            header = read_header(path_inside(path, file))
-        if header is not None:
-            tensor_files.add(file, header)
+        raise CheckpointError(f"{source.path}: {len(opened):,} shards are no checkpoint", GIVE_FOLDER)
+    first_choice = opened
+    if not reading.all_headers and weight_map is not None:
+        first_choice = _files_of_ends(weight_map, config, opened, files)
+    tensor_files = _TensorFiles.of(source, weight_map, first_choice)
+    if first_choice != opened and tensor_files.contradict_index():
+        tensor_files = _TensorFiles.of(source, weight_map, opened)
     return Folder(
-        path,
+        source.path,
         files,
         config,
         tensor_files.headers,
@@ -184,8 +256,23 @@ def _open_directory(path: Path) -> Folder:
         total_size,
         copies=tuple(tensor_files.copies),
         extra=tuple(sorted(set(candidates) - set(opened))),
-        faults=tuple(faults),
+        faults=(*faults, *tensor_files.faults),
+        unread=tensor_files.unread(),
     )
+
+
+def _files_of_ends(
+    weight_map: Mapping[str, str], config: Mapping[str, Any] | None, opened: list[str], files: tuple[str, ...]
+) -> list[str]:
+    """Return the shard files with the ends of the model and tied tensors.
+
+    If the names do not show them, it returns all. Missing files are included, so that they become faults.
+    """
+    needed = shards_of_ends(weight_map, config)
+    if needed is None:
+        return opened
+    needed |= set(opened).difference(files)
+    return [name for name in opened if name in needed]
 
 
 def _files_to_open(candidates: list[str], weight_map: dict[str, str] | None) -> list[str]:
@@ -197,10 +284,10 @@ def _files_to_open(candidates: list[str], weight_map: dict[str, str] | None) -> 
     return candidates
 
 
-def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
+def _config(source: FileSource, faults: list[Fault]) -> dict[str, Any] | None:
     """Return config.json. If it cannot be read, add a fault and return None."""
     with recording_faults(faults, CONFIG):
-        return json_object(folder, CONFIG, MOST_CONFIG)
+        return json_object(source, CONFIG, MOST_CONFIG)
     return None
 
 
@@ -210,16 +297,49 @@ class _TensorFiles:
     If several files have a tensor, the file in the index counts, else the first one.
     """
 
-    def __init__(self, folder: Path, weight_map: dict[str, str] | None) -> None:
-        self.folder, self.weight_map = folder, weight_map or {}
+    def __init__(self, source: FileSource, weight_map: dict[str, str] | None) -> None:
+        self.source, self.weight_map = source, weight_map or {}
+        self.opened = frozenset[str]()  # files that were read, or that cannot be read
+        self.faults = list[Fault]()  # files that cannot be read
         self.headers = dict[str, Header]()
         self.tensors = dict[str, Stored]()
         self.copies = list[Stored]()  # further tensors of the same name
 
-    def add(self, file: str, header: Header) -> None:
+    @classmethod
+    def of(cls, source: FileSource, weight_map: dict[str, str] | None, files: list[str]) -> _TensorFiles:
+        """Read the headers of files. A file that cannot be read becomes a fault."""
+        tensor_files, existing = cls(source, weight_map), frozenset(source.list())
+        tensor_files.opened = frozenset(files)
+        for number, file in enumerate(files, 1):
+            header = None
+            with recording_faults(tensor_files.faults, file):
+                if file not in existing:
+                    raise CheckpointError(f"{source.path / file}: no such file", "check the path")
+                header = read_header_from(source, file)
+            if header is not None:
+                tensor_files._add(file, header)
+            report_progress("reading headers", number, len(files))
+        return tensor_files
+
+    def unread(self) -> dict[str, str]:
+        """Return {tensor: its file} of the files in the index that were left out."""
+        return {name: file for name, file in self.weight_map.items() if file not in self.opened}
+
+    def contradict_index(self) -> bool:
+        """Return whether a header and the index name different tensors for a file."""
+        if self.copies or self.tensors.keys() - self.weight_map.keys():
+            return True
+        for name, file in self.weight_map.items():
+            if file in self.headers and name not in self.headers[file].tensors:
+                return True
+        return False
+
+    def _add(self, file: str, header: Header) -> None:
         """Add the tensors of one file."""
         if len(self.tensors) + len(self.copies) + len(header.tensors) > MOST_TENSORS:
-            raise CheckpointError(f"{self.folder}: more than {MOST_TENSORS:,} tensors are no checkpoint", _GIVE_FOLDER)
+            raise CheckpointError(
+                f"{self.source.path}: more than {MOST_TENSORS:,} tensors are no checkpoint", GIVE_FOLDER
+            )
         self.headers[file] = header
         for name, tensor in header.tensors.items():
             other = self.tensors.setdefault(name, tensor)
@@ -232,27 +352,15 @@ class _TensorFiles:
                 self.copies.append(tensor)
 
 
-def _listing(path: Path) -> tuple[str, ...]:
-    """Return the sorted names of all entries of a folder."""
-    try:
-        names = sorted(os.listdir(path))
-    except PermissionError:
-        raise CheckpointError(f"{path}: no permission to list it", f"chmod u+rx {path}, or ask its owner") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check the path") from None
-    if len(names) > MOST_FILES:
-        raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", _GIVE_FOLDER)
-    return tuple(names)
-
-
-def _index(path: Path) -> tuple[dict[str, str], Any]:
+def _index(source: FileSource) -> tuple[dict[str, str], Any]:
     """Return ({tensor: its file}, total bytes) in the index of shard files. The bytes may be None."""
-    record = object_of(read_json(os.fspath(path_inside(path, INDEX)), unique=True))
+    where = f"{source.path / INDEX}"
+    record = object_of(parse_json(source.read_bytes(INDEX, MOST_BYTES), where, unique=True))
     weight_map = record.get("weight_map")
     problem = _wrong_map(weight_map)
     if problem is not None:
         remedy = "take it from its source again, or delete it where all tensors are in one file"
-        raise CheckpointError(f"{path / INDEX}: {problem}", remedy)
+        raise CheckpointError(f"{where}: {problem}", remedy)
     assert isinstance(weight_map, dict), "_wrong_map accepts dictionaries alone"
     return weight_map, object_of(record.get("metadata")).get("total_size")
 

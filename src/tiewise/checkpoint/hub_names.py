@@ -1,30 +1,145 @@
-"""Remedy for a missing path that may be a name of the Hugging Face hub.
+"""Names and addresses of models of the Hugging Face Hub, and remedies in errors about them.
 
-tiewise reads folders and loads nothing from the hub. If the local cache has the model, its folder can be read.
+An address is `hf://org/model[@revision][/subfolder]`. `check`, `diff`, `inspect` and `plan` read it by range requests.
+Any other command needs the files on disk. A plain name, such as `org/model`, never leads to the network.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
+import shlex
+from dataclasses import dataclass
+from pathlib import Path, PosixPath
+from typing import TypeGuard
+from urllib.parse import quote, unquote
+
+from tiewise.core.errors import CheckpointError
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
 FOLDER_REMEDY = "give a checkpoint folder, or one .safetensors file"
+_SCHEME = re.compile(r"hf:/{1,2}")  # a Path keeps one of two slashes
+_WRITE = "write hf://org/model, hf://org/model@revision or hf://org/model/subfolder"
+_PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+_ADDRESS = re.compile(
+    rf"(?:models/)?(?P<repo>{_PART}/{_PART})"
+    r"(?:@(?P<revision>refs/pr/\d+|refs/convert/[\w.-]+|[^/]+))?(?:/(?P<folder>.+))?",
+    re.ASCII,
+)
 
 
-def remedy_for_missing(path: Path) -> str:
+class HubPath(PosixPath):
+    """Address of a repository's folder or file. It prints with both slashes, and nothing on disk has it."""
+
+    def __str__(self) -> str:
+        return "hf://" + "/".join(self.parts[1:])
+
+    __fspath__ = __str__
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """Parts of an address `hf://org/model[@revision][/subfolder]`."""
+
+    repo: str  # org/model
+    revision: str | None  # branch, tag or commit; None: the default branch
+    folder: str  # path within the repository; "" for its root
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the address, as the name of a local folder."""
+        return (self.folder or self.repo).rpartition("/")[2]
+
+    def download_command(self) -> str:
+        """Return the command that downloads the repository's files to a folder `name`."""
+        words = ["hf", "download", self.repo, "--local-dir", self.repo.rpartition("/")[2]]
+        if self.revision is not None:
+            words += ["--revision", self.revision]
+        if self.folder:
+            words += ["--include", f"{self.folder}/*"]
+        return shlex.join(words)
+
+    def local_path(self) -> str:
+        """Return the folder in which `download_command` stores this address."""
+        return "/".join(filter(None, (self.repo.rpartition("/")[2], self.folder)))
+
+
+def is_hub_path(path: Path) -> TypeGuard[HubPath]:
+    """Return whether a path is an address of the Hub."""
+    return isinstance(path, HubPath)
+
+
+def checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """Return a `HubPath` for an address hf://…, else a path on disk."""
+    text = os.fspath(path)
+    if _SCHEME.match(text):
+        return HubPath(text)
+    return Path(text)
+
+
+def parse_address(path: HubPath) -> HubAddress:
+    """Return the parts of an address.
+
+    Raises:
+        CheckpointError: it names no model of the Hub.
+    """
+    text = "/".join(path.parts[1:])
+    match = _ADDRESS.fullmatch(text)
+    if match is None or ".." in path.parts:
+        raise CheckpointError(f"{path}: no model of the Hub has this address", _WRITE)
+    revision = match["revision"]
+    if revision is not None:
+        revision = unquote(revision)
+    return HubAddress(match["repo"], revision, match["folder"] or "")
+
+
+def quoted_revision(revision: str) -> str:
+    """Return a revision as one part of a URL."""
+    return quote(revision, safe="")
+
+
+def files_needed_on_disk(path: HubPath) -> CheckpointError:
+    """Return the error of a command that cannot read from the Hub."""
+    address = parse_address(path)
+    remedy = f"download it first: {address.download_command()}, then give {address.local_path()}"
+    return CheckpointError(f"{path}: this command needs the files on disk", remedy)
+
+
+def remedy_for_missing(path: Path, reads_hub: bool = False) -> str:
     """Return the remedy for a missing folder.
 
-    For a name of the hub, it is the command that stores the model.
+    For a name of the Hub, it is the address, if the command reads from the Hub (`reads_hub`), or the command that
+    stores the model.
     """
     name = path.as_posix()
-    if not HUB_NAME.fullmatch(name) or (path.parent != Path() and path.parent.exists()):
+    if not _may_be_hub_name(path):
         return FOLDER_REMEDY
+    if reads_hub and "/" in name:
+        return f"{FOLDER_REMEDY}; the local cache lacks it: hf://{name} reads the model from the Hub"
     cached = cached_folder(name)
     if cached is not None:
         return f"{FOLDER_REMEDY}; the cache of the hub has {name}: {cached}"
     return f"{FOLDER_REMEDY}; for a model of the hub: hf download {name} --local-dir {path.name}"
+
+
+def cached_model(path: Path) -> Path | None:
+    """Return the folder of the local cache for a name of the Hub.
+
+    None: the name is a path, or the cache lacks the model.
+    """
+    if os.path.lexists(path) or not _may_be_hub_name(path):
+        return None
+    return cached_folder(path.as_posix())
+
+
+def _may_be_hub_name(path: Path) -> bool:
+    """Return whether a missing path can be a name of the Hub.
+
+    Such a name is `model` or `org/model`, and there is no folder `org`.
+    """
+    if HUB_NAME.fullmatch(path.as_posix()) is None:
+        return False
+    return path.parent == Path() or not path.parent.exists()
 
 
 def cached_folder(name: str) -> Path | None:

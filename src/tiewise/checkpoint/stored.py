@@ -5,6 +5,7 @@
 `read_header` accepts only a header whose tensors fill the file without gaps, from the first byte of data to the last.
 So no later read can leave the file. `Reader` uses positioned reads into bounded buffers, never a memory map. If
 another process truncates the file, a memory map kills its reader (SIGBUS), and a positioned read returns fewer bytes.
+The file is on disk, or in a repository of the Hub.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeGuard
@@ -23,7 +24,8 @@ import numpy as np  # before ml_dtypes: its C part imports numpy, and prints the
 import ml_dtypes
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.untrusted import LFS_POINTER, is_text_map, open_regular, parse_json, refuse_pointer, short
+from tiewise.checkpoint.file_sources import FileSource, LocalFile, OpenFile
+from tiewise.checkpoint.untrusted import LFS_POINTER, is_text_map, parse_json, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
 
 # {type of the format: NumPy type}, for types with a NumPy equivalent
@@ -83,6 +85,13 @@ class Stored:
     shape: tuple[int, ...]
     start: int  # offset of its first byte in the file
     end: int  # offset after its last byte
+    source: FileSource | None = field(default=None, compare=False, repr=False)  # of the file; None: it is on disk
+
+    def open(self) -> OpenFile:
+        """Open the tensor's file."""
+        if self.source is None:
+            return LocalFile(self.path)
+        return self.source.open(self.path.name)
 
     @property
     def nbytes(self) -> int:
@@ -122,34 +131,44 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     Raises:
         CheckpointError: the file cannot be read, or its header contradicts the file.
     """
-    path = Path(path)
-    text, size = _header_text(path)
+    return _parse_header(LocalFile(Path(path)), None)
+
+
+def read_header_from(source: FileSource, name: str) -> Header:
+    """Read and check the header of one safetensors file of a source. Raises as `read_header` does."""
+    return _parse_header(source.open(name), source)
+
+
+def _parse_header(opened: OpenFile, source: FileSource | None) -> Header:
+    """Read and check the header of an open file, and close it."""
+    with opened as file:
+        path, size, text = file.path, file.size, _header_text(file)
     record = parse_json(text, f"{path}: header", unique=True)
     if not isinstance(record, dict):
         raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
     metadata = _metadata(path, record)
     data_start = 8 + len(text)
-    tensors = [_parse_entry(path, name, entry, data_start) for name, entry in record.items()]
+    tensors = [_parse_entry(path, name, entry, data_start, source) for name, entry in record.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     _require_contiguous(path, tensors, data_start, size)
     return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data_start, size)
 
 
-def _header_text(path: Path) -> tuple[bytes, int]:
-    """Return the JSON text of a file's header, and the size of the file in bytes."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            raise CheckpointError(f"{path}: {size} bytes are no safetensors file", _AGAIN)
-        refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
-        length = int.from_bytes(file.read(8), "little")
-        if length > MOST_HEADER or length > size - 8:
-            problem = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
-            raise CheckpointError(problem, f"if it is a safetensors file, {_AGAIN}")
-        text = file.read(length)
-    if len(text) < length:
-        raise CheckpointError(f"{path}: the file ends inside its header", _AGAIN)
-    return text, size
+def _header_text(file: OpenFile) -> bytes:
+    """Return the JSON text of a file's header."""
+    path, size = file.path, file.size
+    if size < 8:
+        raise CheckpointError(f"{path}: {size} bytes are no safetensors file", _AGAIN)
+    beginning = bytearray(min(size, len(LFS_POINTER)))
+    file.read_into(memoryview(beginning), 0)
+    refuse_pointer(path, bytes(beginning))
+    length = int.from_bytes(beginning[:8], "little")
+    if length > MOST_HEADER or length > size - 8:
+        problem = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
+        raise CheckpointError(problem, f"if it is a safetensors file, {_AGAIN}")
+    text = bytearray(length)
+    file.read_into(memoryview(text), 8)
+    return bytes(text)
 
 
 def _metadata(path: Path, record: dict[str, Any]) -> dict[str, str]:
@@ -176,10 +195,10 @@ def _require_contiguous(path: Path, tensors: list[Stored], data_start: int, size
         raise CheckpointError(f"{path}: the file has {size - end:,} bytes after its tensors", _AGAIN)
 
 
-def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> Stored:
+def _parse_entry(path: Path, name: str, entry: Any, data_start: int, source: FileSource | None) -> Stored:
     """Return the tensor that an entry of the header describes.
 
-    Offsets in the entry count from `data_start`.
+    Offsets in the entry count from `data_start`. `source` has the file; None if it is on disk.
 
     Raises:
         CheckpointError: a field is malformed, or the offsets do not match the type and shape.
@@ -197,7 +216,7 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> Stored:
     elif BITS[dtype] * math.prod(shape) != 8 * (offsets[1] - offsets[0]):
         wrong = f"{offsets[1] - offsets[0]:,} bytes do not hold {short(f'{dtype} {shape}')}"
     else:
-        return Stored(name, path, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+        return Stored(name, path, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1], source)
     raise CheckpointError(f"{path}: tensor {short(name)}: {wrong}", remedy)
 
 
@@ -222,13 +241,13 @@ class Reader:
 
     def __init__(self, tensor: Stored) -> None:
         self.tensor = tensor
-        self._descriptor = open_regular(tensor.path)
+        self._file = tensor.open()
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, error_type: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        os.close(self._descriptor)
+        self._file.__exit__(error_type, error, trace)
 
     @property
     def row_bytes(self) -> int:
@@ -237,17 +256,7 @@ class Reader:
 
     def read_into(self, buffer: memoryview, offset: int = 0) -> None:
         """Fill `buffer` with the tensor's bytes from `offset` on."""
-        position = self.tensor.start + offset
-        while buffer:
-            try:
-                count = os.preadv(self._descriptor, [buffer], position)
-            except OSError as error:
-                problem = f"{self.tensor.path}: cannot be read at byte {position:,} ({error.strerror})"
-                raise CheckpointError(problem, "check the disk") from None
-            if count == 0:
-                problem = f"{self.tensor.path}: it became shorter while it was read"
-                raise CheckpointError(problem, "nothing else may write it")
-            buffer, position = buffer[count:], position + count
+        self._file.read_into(buffer, self.tensor.start + offset)
 
     def rows(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Return rows [start, stop) in the stored type, as a new array."""
@@ -270,12 +279,17 @@ class Reader:
             if np.array_equal(ids, np.arange(low, high)):
                 return rows
             return rows[ids - low]
+        raw = self.raw_rows(ids)
+        return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
+
+    def raw_rows(self, ids: NDArray[np.int64]) -> bytearray:
+        """Return the bytes of the rows `ids` in this order, read one by one."""
         row_bytes = self.row_bytes
-        raw = memoryview(bytearray(len(ids) * row_bytes))
+        raw = bytearray(len(ids) * row_bytes)
         for index in np.argsort(ids, kind="stable"):  # in file order, since a disk reads forward
             start = int(index) * row_bytes
-            self.read_into(raw[start : start + row_bytes], int(ids[index]) * row_bytes)
-        return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
+            self.read_into(memoryview(raw)[start : start + row_bytes], int(ids[index]) * row_bytes)
+        return raw
 
     def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
         """Yield row ranges of about `chunk_bytes` each, in order."""

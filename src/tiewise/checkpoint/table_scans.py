@@ -33,6 +33,8 @@ FEW = 0.5  # a pair is "some rows" if at most this share of its rows differs
 NEAR = 0.1  # otherwise it is "close" if ‖a − b‖ is at most this share of ‖a‖
 SAMPLED_ROWS = 4096  # differing rows that enter the norms
 FIRST_ROWS = 8  # differing rows that are listed
+# a table of the Hub that is not read whole is compared on this many random rows, or as many as fit into the bytes
+MOST_RANDOM, FEWEST_RANDOM, RANDOM_BYTES = 16, 4, 2**16
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,51 @@ class TableLikeness:
     # some value is NaN: a loader that compares numbers sees two different tables, even if every byte is equal
     nan: bool = False
     length_ratio: float = 1.0  # ‖b‖ / ‖a‖ over the first 4096 differing rows; 1 if no row differs
+    of: int | None = None  # rows of each table, if only `rows` random ones were compared; None: all were compared
 
     @property
     def equal(self) -> bool:
         """Return whether both tables have the same bytes or the same numbers."""
         return self.kind in (IDENTICAL, SIGNS)
+
+
+def compares_random_rows(*tables: Stored) -> bool:
+    """Return whether a comparison reads only random rows: of a large table of the Hub."""
+    for table in tables:
+        if table.source is None or table.source.most_compared is None:
+            continue
+        if table.nbytes > table.source.most_compared:
+            return True
+    return False
+
+
+def _random_ids(table: Stored) -> NDArray[np.int64]:
+    """Return indices of random rows, in order. They depend on the shape alone: a second run reads the same rows."""
+    row_bytes = max(1, table.nbytes // max(1, table.rows))
+    count = min(table.rows, MOST_RANDOM, max(FEWEST_RANDOM, RANDOM_BYTES // row_bytes))
+    generator = np.random.default_rng([table.rows, table.nbytes])
+    return np.sort(generator.choice(table.rows, count, replace=False)).astype(np.int64)
+
+
+class _RandomRows:
+    """Random rows of two tables of one shape."""
+
+    def __init__(self, a: Stored, b: Stored) -> None:
+        self.ids = _random_ids(a)
+        with Reader(a) as one, Reader(b) as other:
+            self.raw, self.other_raw = one.raw_rows(self.ids), other.raw_rows(self.ids)
+        self._types = a.dtype, b.dtype
+
+    @property
+    def are_same_bytes(self) -> bool:
+        """Return whether the rows have the same bytes."""
+        return self.raw == self.other_raw
+
+    def values(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the rows of both tables as matrices, each in its table's type."""
+        type_of_a, type_of_b = self._types
+        x = np.frombuffer(self.raw, NUMPY[type_of_a]).reshape(len(self.ids), -1)
+        return x, np.frombuffer(self.other_raw, NUMPY[type_of_b]).reshape(len(self.ids), -1)
 
 
 def _spans_of_both(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
@@ -72,6 +114,8 @@ def same_numbers(a: Stored, b: Stored) -> bool:
         return True
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
         return False
+    if compares_random_rows(a, b):
+        return not _differing(*_RandomRows(a, b).values()).size
     return not any(_differing(x, y).size for _, x, y in _spans_of_both(a, b))
 
 
@@ -86,6 +130,8 @@ def same_bytes(a: Stored, b: Stored, on_block: Callable[[NDArray[Any]], None] = 
     """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
+    if compares_random_rows(a, b):
+        return _RandomRows(a, b).are_same_bytes
     left, right = np.empty(SCAN_BYTES, np.uint8), np.empty(SCAN_BYTES, np.uint8)
     with Reader(a) as one, Reader(b) as other:
         for start in range(0, a.nbytes, SCAN_BYTES):
@@ -193,6 +239,8 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
         return None
     if a.dtype not in FLOATING or b.dtype not in FLOATING:
         return None
+    if compares_random_rows(a, b):
+        return _likeness_of_random_rows(a, b)
     blocks_with_nan: list[bool] = []
 
     def note_nan(block: NDArray[Any]) -> None:
@@ -201,12 +249,16 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
 
     if same_bytes(a, b, note_nan):
         return TableLikeness(IDENTICAL, a.rows, nan=any(blocks_with_nan))
-    differences = _differences_of_rows(a, b)
+    return _likeness_by(_differences_of_rows(a, b), a, b, a.rows)
+
+
+def _likeness_by(differences: _Differences, a: Stored, b: Stored, rows: int) -> TableLikeness:
+    """Return the likeness of two tables with these differences among `rows` compared rows."""
     if not differences.count:
-        return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=differences.has_nan)
+        return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, rows, nan=differences.has_nan)
     return TableLikeness(
-        _likeness_of_differing(differences, a.rows),
-        a.rows,
+        _likeness_of_differing(differences, rows),
+        rows,
         differences.count,
         tuple(differences.first),
         differences.relative,
@@ -216,18 +268,47 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
     )
 
 
+def _likeness_of_random_rows(a: Stored, b: Stored) -> TableLikeness:
+    """Compare random rows of two tables of one shape. A difference is certain, equality is not."""
+    chosen = _RandomRows(a, b)
+    x, y = chosen.values()
+    count = len(chosen.ids)
+    if a.dtype == b.dtype and chosen.are_same_bytes:
+        return TableLikeness(IDENTICAL, count, nan=_has_nan(x), of=a.rows)
+    differences = _Differences()
+    _add_rows(differences, 0, x, y, _narrower(a, b))
+    alike = _likeness_by(differences, a, b, count)
+    first = tuple(int(chosen.ids[position]) for position in alike.first)
+    return replace(alike, first=first, of=a.rows)
+
+
+def _narrower(a: Stored, b: Stored) -> np.dtype:
+    """Return the narrower type of two floating tables."""
+    return NUMPY[min(a.dtype, b.dtype, key=_bits_and_name)]
+
+
+def _add_rows(differences: _Differences, start: int, x: NDArray[Any], y: NDArray[Any], narrow: np.dtype) -> None:
+    """Compare the same rows of two tables in the narrower type, and add their differences.
+
+    Args:
+        differences: what is added to.
+        start: index of the first row.
+        x, y: the rows, each in its table's type.
+        narrow: the narrower type of both.
+    """
+    left = np.ascontiguousarray(x.astype(narrow, copy=False))
+    right = np.ascontiguousarray(y.astype(narrow, copy=False))
+    rows = differences.add(start, left, right)
+    differences.measure(x[rows].astype(np.float64), y[rows].astype(np.float64))
+
+
 def _differences_of_rows(a: Stored, b: Stored) -> _Differences:
     """Return the differences of two tables after a cast to the narrower of their types."""
-    narrower = min(a.dtype, b.dtype, key=_bits_and_name)
-    narrow = NUMPY[narrower]
+    narrow = _narrower(a, b)
     differences = _Differences()
     for start, x, y in _spans_of_both(a, b):
-        left = np.ascontiguousarray(x.astype(narrow, copy=False))
-        right = np.ascontiguousarray(y.astype(narrow, copy=False))
-        rows = differences.add(start, left, right)
-        # x and y are reused on purpose: if the spans stay referenced, the next read takes up to twice as long
-        x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
-        differences.measure(x, y)
+        _add_rows(differences, start, x, y, narrow)
+        del x, y  # if the spans stay referenced, the next read takes up to twice as long
     return differences
 
 
@@ -364,7 +445,10 @@ def root_mean_square(table: Stored) -> float:
 
     Rows that are not finite count as 0.
     """
-    rows = np.linspace(0, table.shape[0] - 1, min(MEAN_ROWS, table.shape[0])).astype(np.int64)
+    most = MEAN_ROWS
+    if compares_random_rows(table):
+        most = FEWEST_RANDOM
+    rows = np.linspace(0, table.shape[0] - 1, min(most, table.shape[0])).astype(np.int64)
     if not rows.size:
         return 0.0
     mean_square_length = np.mean(np.square(row_lengths(table, rows)))
@@ -374,6 +458,8 @@ def root_mean_square(table: Stored) -> float:
 def all_zero(table: Stored) -> bool:
     """Return whether a floating table has only zeros. False for an empty table."""
     with Reader(table) as reader:
+        if compares_random_rows(table) and reader.take(_random_ids(table)).any():
+            return False
         for start, stop in reader.spans():
             if reader.rows(start, stop).any():
                 return False

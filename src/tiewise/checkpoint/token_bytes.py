@@ -43,7 +43,7 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
         CheckpointError: the file is absent or unreadable, or its pieces mark words and so have no definite bytes.
     """
     tokenizer = _require_tokenizer(folder)
-    record = json_object(folder.path, "tokenizer.json")
+    record = json_object(folder.source, "tokenizer.json")
     _require_plain_pieces(folder, record)
     step_types = [step.get("type") for step in _steps(record)]
     spelling = _PieceSpelling(is_byte_level="ByteLevel" in step_types)
@@ -137,7 +137,7 @@ def _roles(folder: Folder, ids: Mapping[str, int]) -> dict[str, int]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if not folder.has(name):
             continue
-        record = json_object(folder.path, name)
+        record = json_object(folder.source, name)
         for role in ROLES:
             token = record.get(role)
             if isinstance(token, Mapping):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from tiewise.checkpoint.untrusted import (
     first_fields,
     items_of,
     object_of,
-    path_inside,
-    read_bytes,
     require_bounded,
 )
 from tiewise.core.errors import CheckpointError
@@ -115,7 +112,7 @@ def _read(folder: Folder, name: str) -> Ids:
         return _lines(folder, name), {}
     if name in PIECES:
         return _pieces(folder, name), {}
-    record = json_object(folder.path, name)
+    record = json_object(folder.source, name)
     if name == "tokenizer.json":
         return _vocabulary(object_of(record.get("model")).get("vocab")), _added_tokens(record)
     if name == "tokenizer_config.json":
@@ -168,7 +165,7 @@ def _texts_of_pieces(data: bytes, pieces: list[tuple[int, int]], where: str) -> 
 
 def _bytes(folder: Folder, name: str) -> bytes:
     """Return the content of a file of the folder."""
-    return read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
+    return folder.source.read_bytes(name, MOST_BYTES)
 
 
 def _added_tokens(record: Mapping[str, Any]) -> dict[int, str]:

@@ -20,9 +20,15 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 def check(
     paths: list[Path] = typer.Argument(
-        None, metavar="[PATH]...", help="Checkpoint or adapter folder, .safetensors, .gguf or .onnx file."
+        None,
+        metavar="[PATH]...",
+        help="Checkpoint or adapter folder, .safetensors, .gguf or .onnx file, or hf://ORG/MODEL\\[@REVISION]\\[/FOLDER].",
     ),
-    full: bool = typer.Option(False, "--full", help="List each loader with its versions, its outcome and the source."),
+    full: bool = typer.Option(
+        False,
+        "--full",
+        help="List each loader with its versions, its outcome and the source. Of hf://, compare tables whole.",
+    ),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     fail_on: str = typer.Option(
         "error", metavar="SEVERITY", help="Exit with 1 from this severity on: fatal, error, warning, info; or never."
@@ -64,6 +70,12 @@ def check(
         help="Do not build the class with transformers, which shows if every tensor is loaded.",
         rich_help_panel=READING,
     ),
+    all_headers: bool = typer.Option(
+        False,
+        "--all-headers",
+        help="Of hf://, read the headers of all shards, not only those with a table.",
+        rich_help_panel=READING,
+    ),
     follow_links: bool = o.FOLLOW_LINKS,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
@@ -83,6 +95,7 @@ def check(
     options: dict[str, Any] = {"base": base, "original": original, "target": target, "world": world}
     options |= {"as_class": as_class, "quantise": quantise, "deep": deep, "scan": not headers}
     options |= {"follow_links": follow_links, "build": not no_build}
+    options |= {"all_headers": all_headers, "full": full}
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
     view: dict[str, bool] | None = {"full": full, "named": len(paths) > 1}
     if json_:
@@ -110,9 +123,10 @@ def _audits(paths: list[Path], options: dict[str, Any], view: dict[str, bool] | 
     """
     from tiewise.checkpoint.audit import check as audit_of
     from tiewise.checkpoint.audit_view import audit_view
+    from tiewise.checkpoint.hub_names import checkpoint_path
 
     audits = []
-    for path in paths:
+    for path in map(checkpoint_path, paths):
         try:
             with o.interruptible(f" while reading {path}"), o.progress_bar(quiet, reads=True):
                 audit = audit_of(path, **options)

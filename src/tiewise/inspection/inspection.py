@@ -20,7 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, HubReading, open_folder
+from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
 from tiewise.core.errors import (
     CheckpointError,
     DataError,
@@ -200,15 +201,16 @@ def open_models(paths: Sequence[str | os.PathLike[str]]) -> tuple[InspectedModel
 
     Of a comparison, this is each arm's first finished model, in the order of the arms.
     """
-    folder_paths = [Path(path) for path in paths]
+    folder_paths = [checkpoint_path(path) for path in paths]
     comparisons = [folder_path for folder_path in folder_paths if _is_comparison(folder_path)]
     if comparisons and len(folder_paths) > 1:
         problem = f"{comparisons[0]} is a comparison of several models"
         raise RunError(problem, "inspect it alone, or give two of its models")
     if comparisons:
         return _arms_of(comparisons[0])
-    opened = [open_folder(folder_path) for folder_path in folder_paths]
-    names = labels([folder_path.resolve() for folder_path in folder_paths])
+    reading = HubReading(all_headers=True, all_rows=True)
+    opened = [open_folder(folder_path, reading) for folder_path in folder_paths]
+    names = labels([path if is_hub_path(path) else path.resolve() for path in folder_paths])
     models = []
     for name, folder_path, folder in zip(names, folder_paths, opened, strict=True):
         _require_tensors(folder_path, folder)

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.hub_names import files_needed_on_disk, is_hub_path
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError
 from tiewise.core.estimates import mean_interval
@@ -146,6 +147,8 @@ class Workspace:
 
     def _requested_tokens(self, folder: Folder) -> Ids:
         """Return the tokens of the requested texts by the tokenizer in a model's folder."""
+        if is_hub_path(folder.path):
+            raise files_needed_on_disk(folder.path)
         table = Facts(folder).roles.input
         if table is None:
             raise CheckpointError(f"{folder.path}: no input table is stored", "`tiewise check` says what is")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
+from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
 from tiewise.core.errors import PlanError, did_you_mean
 from tiewise.core.written_options import written_option
 from tiewise.planning.catalogue import find
@@ -105,7 +106,9 @@ def read_size_keywords(model: Any, keywords: Mapping[str, Any]) -> Any:
     like = keywords.get(LIKE)
     if like is not None:
         _require_no_model(model, like)
-        return resized_model(like, sizes) if sizes else find(like)
+        if not is_hub_path(checkpoint_path(like)):
+            return resized_model(like, sizes) if sizes else find(like)
+        model = like
     if model is not None and sizes:
         return _resized_named_model(model, sizes)
     if sizes:
@@ -129,7 +132,9 @@ def _resized_named_model(model: Any, sizes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def is_config_path(text: str) -> bool:
-    """Return whether a text is a file's path, or that of a folder with a config.json."""
+    """Return whether a text is an address hf://, a file, or a folder with a config.json."""
+    if is_hub_path(checkpoint_path(text)):
+        return True
     return os.path.isfile(text) or os.path.isfile(os.path.join(text, "config.json"))
 
 

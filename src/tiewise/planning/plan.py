@@ -15,6 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiewise.checkpoint.hf_folder import CONFIG, HubReading, json_object, open_repository
+from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
 from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
 from tiewise.core.measurement import rounded
@@ -258,7 +260,8 @@ def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
     if isinstance(model, Sizes):
         return "sizes", from_sizes(model)
     if isinstance(model, os.PathLike):
-        return str(model), read(read_config_file(Path(model)))
+        path = checkpoint_path(model)
+        return str(path), read(read_config_file(path))
     if isinstance(model, Mapping):
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
     if isinstance(model, catalogue.Model):
@@ -269,13 +272,13 @@ def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
 
 
 def named_model(text: str) -> Path | catalogue.Model:
-    """Return what a text names: the path of a config, else a model of the catalogue.
+    """Return what a text names: the place of a config, else a model of the catalogue.
 
     Raises:
         PlanError: it names neither.
     """
     if is_config_path(text):
-        return Path(text)
+        return checkpoint_path(text)
     try:
         return catalogue.find(text)
     except PlanError as error:
@@ -322,16 +325,21 @@ def _architecture_of_listed(listed: catalogue.Model) -> Architecture:
     return replace(architecture, notes=(note,))
 
 
+MOST_BYTES = 2**24  # of a config.json
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a config.json, given its path or its folder.
+    """Read a config.json, given its path, its folder or its address hf://.
 
     Raises:
         PlanError: The file is not one JSON object.
         CheckpointError: The file cannot be read.
     """
+    if is_hub_path(path):
+        return json_object(open_repository(path, HubReading()), CONFIG, most=MOST_BYTES)
     if path.is_dir():
-        path = path / "config.json"
-    config = read_json(str(path), most=2**24)
+        path = path / CONFIG
+    config = read_json(str(path), most=MOST_BYTES)
     if not isinstance(config, dict):
         raise PlanError(f"{path}: not a config", "a config.json is one JSON object")
     return config

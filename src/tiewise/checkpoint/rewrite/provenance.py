@@ -37,7 +37,7 @@ def _earlier_operations(folder: Folder) -> list[Any]:
     if not folder.has(PROVENANCE):
         return []
     try:
-        operations = json_object(folder.path, PROVENANCE).get("operations")
+        operations = json_object(folder.source, PROVENANCE).get("operations")
     except CheckpointError:
         return []
     if not isinstance(operations, list):

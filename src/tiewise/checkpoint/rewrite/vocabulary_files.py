@@ -52,7 +52,7 @@ def _vocabularies(facts: Facts) -> dict[str, dict[str, Any]]:
     vocabularies: dict[str, dict[str, Any]] = {}
     for name in VOCABULARIES:
         if facts.folder.has(name):
-            vocabularies[name] = json_object(facts.folder.path, name)
+            vocabularies[name] = json_object(facts.folder.source, name)
     text = _text(facts, LINES)
     if text is not None:
         lines = text.removesuffix("\n").split("\n")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.hf_folder import Fault, Folder, recording_faults
-from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 # limits in bytes for one file and for all files; a parsed file takes up to 600 times its size in memory
@@ -74,7 +74,7 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
             continue
         path = folder.path / name
         with recording_faults(faults, name):
-            text = read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
+            text = folder.source.read_bytes(name, MOST_BYTES)
             bytes_left -= len(text)
             if bytes_left < 0 or len(classes) > MOST_CLASSES:
                 problem = f"{path}: not read: with those before it, more code than any model has"

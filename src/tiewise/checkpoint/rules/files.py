@@ -235,7 +235,7 @@ def _is_of_model(file: str) -> bool:
 def _wrong_total(facts: Facts) -> Observations:
     """Report that the index states another number of bytes than the tensors have."""
     claimed = facts.folder.total_size
-    if claimed is None or not facts.is_complete:
+    if claimed is None or not facts.is_complete or facts.folder.unread:
         return
     total = sum(tensor.nbytes for tensor in facts.folder.tensors.values())
     if isinstance(claimed, bool) or claimed != total:  # True equals 1

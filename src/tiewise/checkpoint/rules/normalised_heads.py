@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, recording_faults
 from tiewise.checkpoint.rules.code_classes import MOST_BYTES, MOST_IN_ALL, last_name, parsed_classes
 from tiewise.checkpoint.rules.rule import dotted
-from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
+from tiewise.checkpoint.untrusted import short
 
 _NORMALISED_HEAD = re.compile(r"\w*Norm(alized|alised)?(LM|Output)?Head")
 _HEAD_IN_TEXT = re.compile(b"Head|lm_head")  # a file without these words normalises no head
@@ -34,7 +33,7 @@ def _in_code(folder: Folder) -> Iterator[tuple[str, str]]:
         if not name.endswith(".py"):
             continue
         with recording_faults([], name):  # B023 reports a file that cannot be read
-            text = read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
+            text = folder.source.read_bytes(name, MOST_BYTES)
             bytes_left -= len(text)
             if bytes_left < 0:
                 return

@@ -226,7 +226,7 @@ def _missing_scale(facts: Facts, weight: Stored) -> Observations:
     where = short(weight.name)
     problem = f"{where} has no scale, and loaders use its numbers unscaled. It is {describe(weight)}"
     remedy = "take the scale from the checkpoint's source"
-    speaks_of_scales = quantisation(facts.config) or _matching(facts.folder.tensors, _SCALE)
+    speaks_of_scales = quantisation(facts.config) or _matching(facts.folder.tensor_names, _SCALE)
     if speaks_of_scales or not weight.dtype.startswith("F8"):
         yield Observation(where, problem, remedy, severity="error")
     else:

@@ -240,14 +240,20 @@ def difference(alike: TableLikeness) -> str:
     nan = ""
     if alike.nan:
         nan = ", and some values are NaN, which no loader counts as equal"
+    rows = f"{alike.rows:,} rows"
+    if alike.of is not None:
+        rows = f"{alike.rows:,} random rows, of {alike.of:,},"
+        nan = nan or " (--full compares all)"
     if alike.kind == IDENTICAL:
+        if alike.of is not None:
+            return f"identical in {rows} byte by byte{nan}"
         return f"identical, byte by byte{nan}"
     if alike.kind == SIGNS:
-        return f"equal in all {alike.rows:,} rows except for the signs of zeros{nan}"
+        return f"equal in all {rows} except for the signs of zeros{nan}"
     if alike.kind == SAME_VALUES:
-        return f"equal in all {alike.rows:,} rows once both have the narrower type{nan}"
+        return f"equal in all {rows} once both have the narrower type{nan}"
     first = numbers(alike.first, alike.differing)
-    share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {first})"
+    share = f"{alike.differing:,} of {rows} differ (first: {first})"
     origin = "so they were one table once"
     if alike.kind == UNRELATED:
         origin = "so they are separate tables"

@@ -27,7 +27,7 @@ from tiewise.checkpoint.rules.rule import (
     value_text,
 )
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
-from tiewise.checkpoint.table_scans import SAMPLED_ROWS, row_lengths
+from tiewise.checkpoint.table_scans import SAMPLED_ROWS, compares_random_rows, row_lengths
 from tiewise.checkpoint.tokenizer_ids import Tokenizer, is_id
 from tiewise.checkpoint.untrusted import items_of, short
 
@@ -202,7 +202,7 @@ def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
 
 def _long_padding(head: Stored, rows: _PaddedRows, remedy: tuple[str, ...]) -> Observations:
     """Report a padding row of the head that is far longer than every used row."""
-    if len(rows.used) < FEWEST_USED:
+    if len(rows.used) < FEWEST_USED or compares_random_rows(head):
         return
     where, lengths = short(head.name), row_lengths(head, rows.spare)
     longest = int(lengths.argmax())

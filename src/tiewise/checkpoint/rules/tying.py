@@ -102,7 +102,7 @@ def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
     ending = f".{name}"
     if not table.endswith(ending):
         return []
-    return [other for other in facts.folder.tensors if other.endswith(ending) and other != table]
+    return [other for other in facts.folder.tensor_names if other.endswith(ending) and other != table]
 
 
 def _missing_input(facts: Facts) -> Observations:
@@ -114,7 +114,7 @@ def _missing_input(facts: Facts) -> Observations:
     is_reported = roles.saves_shared_table_as_head or not facts.matrices_without_role
     if roles.output is not None and is_reported:
         return
-    problem = f"no input table with {text.vocab_size:,} rows is stored among {len(facts.folder.tensors):,} tensors"
+    problem = f"no input table with {text.vocab_size:,} rows is stored among {len(facts.folder.tensor_names):,} tensors"
     if facts.matrices_without_role:
         problem += f". It may be one of these: {tensor_names(facts.matrices_without_role)}"
     where, remedy = "input table", "store it under the name in its class"

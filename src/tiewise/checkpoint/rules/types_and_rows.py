@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Folder, json_object
+from tiewise.checkpoint.hf_folder import Folder, json_object, recording_faults
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     Observation,
@@ -24,8 +23,7 @@ from tiewise.checkpoint.rules.rule import (
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.tokenizer_ids import Tokenizer
-from tiewise.checkpoint.untrusted import items_of, path_inside, read_bytes, short
-from tiewise.core.errors import CheckpointError
+from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.files import format_bytes
 from tiewise.core.progress import progress_of
 
@@ -218,11 +216,11 @@ def _named_by_template(folder: Folder, tokenizer: Tokenizer) -> frozenset[int]:
 def _chat_templates(folder: Folder) -> Iterator[str]:
     """Yield every chat template of the folder; B001 reports files that cannot be read."""
     if folder.has("chat_template.jinja"):
-        with suppress(CheckpointError):
-            yield read_bytes(path_inside(folder.path, "chat_template.jinja"), MOST_TEMPLATE).decode("utf-8", "replace")
+        with recording_faults([], "chat_template.jinja"):
+            yield folder.source.read_bytes("chat_template.jinja", MOST_TEMPLATE).decode("utf-8", "replace")
     for name in filter(folder.has, ("chat_template.json", "tokenizer_config.json")):
-        with suppress(CheckpointError):
-            template = json_object(folder.path, name).get("chat_template")
+        with recording_faults([], name):
+            template = json_object(folder.source, name).get("chat_template")
             yield from _texts_of_template(template)
 
 

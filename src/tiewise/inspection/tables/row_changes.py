@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Folder, open_folder
+from tiewise.checkpoint.hf_folder import Folder, HubReading, open_folder
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
@@ -43,7 +43,8 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     effective rank Roy & Vetterli (2007).
 
     Args:
-        old, new: Hugging Face folders or single `.safetensors`, of one width; rows that one of them lacks are counted.
+        old, new: Hugging Face folders, single `.safetensors` or addresses hf://org/model, of one width; rows that one
+            of them lacks are counted.
         top: the number of rows that are listed, those that moved farthest.
 
     Returns:
@@ -100,7 +101,7 @@ class _EndTables:
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> _EndTables:
         """Open a checkpoint."""
-        folder = open_folder(path)
+        folder = open_folder(path, HubReading(all_rows=True))
         return cls(folder, _tables(Facts(folder)))
 
     @property

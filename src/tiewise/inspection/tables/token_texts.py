@@ -139,7 +139,7 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
 
 def _is_byte_level(folder: Folder) -> bool:
     """Return True if the folder's tokenizer.json spells each byte as one letter."""
-    decoder = json_object(folder.path, "tokenizer.json").get("decoder")
+    decoder = json_object(folder.source, "tokenizer.json").get("decoder")
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 

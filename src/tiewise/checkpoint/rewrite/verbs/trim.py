@@ -92,7 +92,7 @@ def trim(
         raise CheckpointError(problem, "give a folder that has both")
     parts = _parts(facts)
     tokenizer_file = TokenizerFile(facts.folder.path)
-    configs = {name: json_object(facts.folder.path, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
+    configs = {name: json_object(facts.folder.source, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
     required_ids = _tokens_that_must_stay(facts, tokenizer_file, configs, keep)
     _require_sizes(facts, tokenizer_file, required_ids, parts[0].rows, size)
 
