@@ -49,8 +49,10 @@ from tiewise.checkpoint.audit import check  # noqa: E402
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS  # noqa: E402
 
 MOST_NUMBERS = 6_000_000  # parameters of a tiny model
-PARTS = ("llama", "gpt2", "opt", "bert", "mbart", "t5")
-REPLACEABLE = (*TEXT_PARTS, "encoder", "text_encoder", "question_encoder")
+ENCODERS_AND_DECODERS = ("bert", "gpt2", "roberta", "mbart")  # families of parts that encode or decode text
+LANGUAGE_MODELS = ("llama", "gpt2", "opt", "mistral")  # families of the language model behind pictures or sounds
+REPLACEABLE = {"encoder": ENCODERS_AND_DECODERS, "decoder": ENCODERS_AND_DECODERS}
+REPLACEABLE |= {level: LANGUAGE_MODELS for level in TEXT_PARTS if level != "decoder"}
 SKIPPED = "not built"
 
 
@@ -167,7 +169,7 @@ def with_small_ids(config: Any) -> Any:
     record = config.to_dict()
     for level in (record, *(value for value in record.values() if isinstance(value, dict))):
         for key, value in level.items():
-            if isinstance(value, list) and key.endswith(("token_id", "token_ids")):
+            if isinstance(value, list) and key.endswith(("token_id", "token_ids", "suppress_tokens")):
                 level[key] = list(range(1, 1 + len(value)))
     return config_from(type(config), record)
 
@@ -260,7 +262,7 @@ def composite_cases() -> Iterator[Case]:
         sub_configs = getattr(model_class.config_class, "sub_configs", {}) or {}
         levels = [level for level, part in sub_configs.items() if part is AutoConfig and level in REPLACEABLE]
         for level in levels:
-            for part in PARTS:
+            for part in REPLACEABLE[level]:
                 for flag in (True, False):
                     title = f"{name} {level}={part} {'tied' if flag else 'untied'}"
                     yield Case(title, partial(write_composite, name, level, part, flag))
@@ -271,6 +273,9 @@ def write_composite(name: str, level: str, part: str, flag: bool, folder: Path) 
     model_class = getattr(transformers, name)
     config = _small_config(model_class)
     record = set_flag(config.to_dict(), flag)
+    for key, value in record.items():
+        if key.endswith(("token_id", "token_index")) and isinstance(value, int):
+            record[key] = min(value, tiny_classes.ROWS - 1)
     record[level] = tiny_classes.TEXT_CONFIGS[part]().to_dict() | {FLAG: flag}
     save(model_class, config_from(type(config), record), folder)
 

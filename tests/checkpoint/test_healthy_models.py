@@ -1,17 +1,22 @@
 """Test that `check` reports nothing about models that transformers saves and reads again exactly."""
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import tiny_classes as made
+import torch
 import transformers as tr
 from asked_classes import asking_in_this_process
 from quantised_layouts import LAYOUTS, write_layout
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import D, V, llama_config, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.loader_columns import ERROR
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 healthy_models = import_module("healthy_models")
@@ -61,6 +66,27 @@ def test_text_to_speech_class_has_no_head(tmp_path):
     audit = check(write_checkpoint(tmp_path / "speecht5", config | {"hidden_size": D}, tensors))
     assert audit.roles.headless
     assert audit.at_least("warning") == ()
+
+
+def test_folder_that_mlx_packed_is_healthy_though_transformers_refuses_it(tmp_path):
+    """transformers ignores the key `quantization` and finds tensors of another shape."""
+    tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"](tie_word_embeddings=True)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for module in [name.removesuffix(".weight") for name in tensors if "proj" in name]:
+        rows, columns = tensors[f"{module}.weight"].shape
+        tensors[f"{module}.weight"] = torch.zeros(rows, columns // 8, dtype=torch.uint32)
+        for part in ("scales", "biases"):
+            tensors[f"{module}.{part}"] = torch.ones(rows, 1, dtype=torch.float16)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization": {"group_size": 16, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with asking_in_this_process():
+        audit = check(tmp_path)
+    assert audit.at_least("warning") == ()
+    row = next(row for row in audit.outcomes if (row.loader, row.versions) == ("transformers", tr.__version__))
+    assert row.outcome == ERROR
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        tr.LlamaForCausalLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(("version", "severity"), [("5.23.0", "info"), ("4.57.1", "warning"), (None, "warning")])

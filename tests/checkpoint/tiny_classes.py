@@ -28,6 +28,7 @@ TEXT_CONFIGS = {
         vocab_size=ROWS, **IDS, **flag
     ),
     "llama": lambda **flag: tr.LlamaConfig(**BODY, vocab_size=ROWS, **IDS, **flag),
+    "mistral": lambda **flag: tr.MistralConfig(**BODY, num_key_value_heads=2, vocab_size=ROWS, **IDS, **flag),
     "t5": lambda **flag: tr.T5Config(**T5, **flag),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ from tiewise.core.json_child import ChildLimits, NoReply, ask_child
 from tiewise.core.progress import report_progress
 
 MOST_SECONDS = 20  # of processor time
-MOST_WALL_SECONDS = 60  # on a busy machine, twenty seconds of work take longer
+MOST_WALL_SECONDS = 180  # on a busy machine, twenty seconds of work take longer
 MOST_BYTES = 2 * 10**9  # of private memory
 MOST_REPLY = 2**26  # bytes
 MOST_CACHED = 500  # replies

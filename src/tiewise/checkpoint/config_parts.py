@@ -88,14 +88,28 @@ def _families_of_class(name: str) -> list[str]:
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a config that describes a quantisation; empty if absent."""
+    return next(iter(_quantisations(config).values()), {})
+
+
+def quantisation_keys(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys under which a config describes a quantisation.
+
+    transformers reads "quantization_config" alone; MLX writes "quantization".
+    """
+    return frozenset(_quantisations(config))
+
+
+def _quantisations(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return {key: section} of all descriptions of a quantisation, the outermost first."""
+    sections = dict[str, Mapping[str, Any]]()
     for level in (config, config.get("text_config"), config.get("llm_config")):
         if not isinstance(level, Mapping):
             continue
         for key in ("quantization_config", "compression_config", "quantization"):
             section = level.get(key)
             if isinstance(section, Mapping):
-                return section
-    return {}
+                sections.setdefault(key, section)
+    return sections
 
 
 def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:

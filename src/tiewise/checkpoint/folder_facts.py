@@ -23,7 +23,7 @@ from tiewise.checkpoint.claims import (
     read_claims,
     without_tokens,
 )
-from tiewise.checkpoint.config_parts import vocabulary_sizes
+from tiewise.checkpoint.config_parts import quantisation_keys, vocabulary_sizes
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, Family
 from tiewise.checkpoint.file_sources import HubSource
@@ -196,6 +196,12 @@ class FolderFacts:
             if is_of_the_text_model and name not in names_with_role:
                 without_role.append(tensor)
         return without_role
+
+    @property
+    def is_packed_for_mlx(self) -> bool:
+        """Return whether MLX packed the tensors; transformers ignores its key and refuses their shapes."""
+        keys = quantisation_keys(self.config)
+        return "quantization" in keys and "quantization_config" not in keys
 
     def explains_width_of(self, table: Stored) -> bool:
         """Return whether the config or a stored map has the width of this table."""

@@ -267,7 +267,9 @@ def _severity_of(outcomes: Collection[LoaderOutcome], facts: Facts) -> Severity 
     for outcome in outcomes:
         if outcome.right is not False:
             continue
-        if outcome.loader in loaders_right and _is_older_than_config(outcome, facts):
+        is_old = outcome.loader in loaders_right and _is_older_than_config(outcome, facts)
+        is_for_another_loader = outcome.outcome == ERROR and facts.is_packed_for_mlx
+        if is_old or is_for_another_loader:
             severities.append("info")
         else:
             severities.append(_severity_of_wrong(outcome, loaders_right))

@@ -20,6 +20,8 @@ def other_tensors(facts: Facts) -> Observations:
     load = facts.class_load
     if isinstance(load, NotBuilt) or facts.foreign_layers is not None:
         return
+    if facts.is_packed_for_mlx:
+        return
     lost = facts.missing_elsewhere
     if lost:
         problem = f"transformers {load.version} draws {len(lost):,} of {load.tensors:,} tensors at random, outside the"
