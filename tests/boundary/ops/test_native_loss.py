@@ -240,6 +240,39 @@ def test_emulated_tiles_equal_those_of_the_processor(monkeypatch, chosen, chunk)
     assert all(map(torch.equal, *results))
 
 
+class AmxLibrary:
+    """The operators with AMX emulated, and an error in one of its results by a factor."""
+
+    def __init__(self, result, factor):
+        self.result, self.factor = result, factor
+
+    def vocabulary_loss(self, *arguments):
+        emulated = [KernelProducts.EMULATED_TILES if a is KernelProducts.TILES else a for a in arguments]
+        results = list(compiled.kernels().vocabulary_loss(*emulated))
+        if KernelProducts.TILES in [a for a in arguments if isinstance(a, KernelProducts)]:
+            results[self.result] *= self.factor
+        return results
+
+
+# results 0, 3 and 4 are the losses and the gradients of features and table
+@pytest.mark.parametrize("result", [0, 3, 4])
+@pytest.mark.parametrize("factor", [1.0, 1.03, torch.nan])
+@pytest.mark.parametrize("switch", ["amx", "avx512", "auto"])
+def test_amx_is_used_if_asked_for_and_right(monkeypatch, recwarn, result, factor, switch):
+    skip_without(KernelProducts.EMULATED_TILES)
+    library = AmxLibrary(result, factor)
+    monkeypatch.setenv("TIEWISE_KERNELS", switch)
+    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16", "amx_bf16")))
+    monkeypatch.setattr(native_loss, "kernels", lambda needs="avx512": library)
+    expected = {"avx512": KernelProducts.PAIRS, "auto": None, "amx": KernelProducts.TILES if factor == 1 else None}
+    assert native_loss.bf16_products() == expected[switch]
+    assert native_loss.bf16_products() == expected[switch]
+    warned = [str(warning.message) for warning in recwarn if "kernel for AMX" in str(warning.message)]
+    assert len(warned) == (switch == "amx" and factor != 1)  # once in a process
+    monkeypatch.setattr(native_loss, "kernels", lambda needs="avx512": None)  # no permission, or no library
+    assert native_loss.bf16_products() == (KernelProducts.PAIRS if switch == "avx512" else None)
+
+
 @pytest.fixture
 def few_token_trials(monkeypatch, tmp_path):
     """Simulate AMX with the trial's times; return them, and the losses that each trial got."""

@@ -14,6 +14,7 @@ of `few_tokens` chooses the products for few tokens. The kernel computes product
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache, partial
@@ -28,6 +29,7 @@ from tiewise.boundary.ops.compiled_kernels import kernels, processor, switch
 from tiewise.boundary.ops.fast_products import choose_products
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import CHUNK_ELEMENTS, LossOptions, chunk_rows
+from tiewise.core.errors import TiewiseWarning
 
 LEAST = 2**27  # multiplications of a product, about a millisecond; in smaller ones the kernel saves no time
 TOKENS = 32  # tokens of a panel of the kernel; fewer are padded to it
@@ -215,9 +217,36 @@ def bf16_products() -> KernelProducts | None:
     Without a dot product of bf16 the operator multiplies in fp32.
     """
     if "amx_bf16" in processor() and switch() != "avx512":
-        uses_tiles = switch() == "amx" and kernels("amx_bf16") is not None
-        return KernelProducts.TILES if uses_tiles else None
+        library = kernels("amx_bf16") if switch() == "amx" else None
+        return KernelProducts.TILES if library is not None and _tiles_are_right(library) else None
     return KernelProducts.PAIRS if "avx512_bf16" in processor() else KernelProducts.FP32
+
+
+@cache
+def _tiles_are_right(library: Any) -> bool:
+    """Return whether a small loss with AMX equals that with its emulation; warn if not.
+
+    The kernel was written without such a processor, so each process checks it once, in milliseconds.
+    """
+    tiles = _compute_small_loss(library, KernelProducts.TILES)
+    emulated = _compute_small_loss(library, KernelProducts.EMULATED_TILES)
+    for name, limit in (("nll", 1e-5), ("by_features", 1e-2), ("by_weight", 1e-2)):
+        expected = getattr(emulated, name).float()
+        distance = (getattr(tiles, name).float() - expected).norm() / expected.norm()
+        if not distance <= limit:  # also if it is nan
+            reason = f"the kernel for AMX differs from its emulation by {distance:.1e} of the result on this processor"
+            warnings.warn(f"{reason}; torch multiplies in bf16 instead", TiewiseWarning, stacklevel=2)
+            return False
+    return True
+
+
+def _compute_small_loss(library: Any, products: KernelProducts) -> KernelResult:
+    """Return the losses and gradients of 70 random tokens, in two chunks."""
+    draw = torch.Generator().manual_seed(0)
+    features, weight = (torch.randn(rows, 70, generator=draw, device="cpu").bfloat16() for rows in (70, 150))
+    targets, ones = torch.arange(70, device="cpu"), torch.ones(70, device="cpu")
+    inputs = (features, weight, None, targets, ones, ones, None, None, None)
+    return KernelResult(*library.vocabulary_loss(*inputs, 0.3, 0.0, 40, products, True, False, True, True, False))
 
 
 @cache
