@@ -23,6 +23,7 @@ def gpu_branch(*, wide_products: bool = True) -> Iterator[None]:
         is_cpu=lambda x: False,
         has_wide_products=lambda x: wide_products,
         wide_product=_wide_product,
+        _add_wide_product=_add_wide_product,
     ):
         yield
 
@@ -30,3 +31,8 @@ def gpu_branch(*, wide_products: bool = True) -> Iterator[None]:
 def _wide_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write the result of a GPU's `torch.mm(a, b, out_dtype=…, out=…)`."""
     torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
+
+
+def _add_wide_product(out: Tensor, a: Tensor, b: Tensor, beta: int, alpha: float) -> None:
+    """Write the result of a GPU's `torch.addmm(out, a, b, out_dtype=…, out=out)`."""
+    torch.addmm(out, a.to(out.dtype), b.to(out.dtype), beta=beta, alpha=alpha, out=out)

@@ -8,7 +8,7 @@ import torch
 from tiny_models import batch, build, step
 
 import tiewise
-from tiewise.boundary.ops import chunked, exact_top, fast_products, gpu_kernels
+from tiewise.boundary.ops import chunked, exact_top, exactness, fast_products
 from tiewise.boundary.sharing.share import share_layers
 from tiewise.core.backends import LossOptions
 
@@ -70,6 +70,6 @@ def test_kernel_trials_run_under_another_default_device():
     problem = (x, table, None, targets)
     for reduction in ("none", "mean"):
         options = LossOptions(reduction=reduction)
-        assert gpu_kernels.measure_distance(chunked.loss_pass, options, problem, torch.float32, chunked.loss_pass) == 0
+        assert exactness.measure_excess(chunked.loss_pass, options, problem, torch.float32) <= 2
     assert set(fast_products.run_trial(1, 0.0)) >= {"default_ms", "onednn_ms"}
     assert exact_top.has_exact_int8() in (True, False)

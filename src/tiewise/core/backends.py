@@ -10,7 +10,7 @@ from typing import Any
 from tiewise.core.errors import UnsupportedError
 
 REDUCTIONS = ("mean", "sum", "none")
-BACKENDS = ("tiewise", "liger", "cce", "auto")  # implementations of PyTorch's loss on a GPU
+BACKENDS = ("tiewise", "triton", "liger", "cce", "auto")  # implementations of PyTorch's loss on a GPU
 
 # fp32 numbers per chunk: 104 MB, 268 MB. On two CPU cores 512 rows of 50,304 took at most 3 % longer than the matrix
 # products alone. Much smaller chunks slow the product down; larger ones only cost memory. A GPU needs more rows.
@@ -18,15 +18,18 @@ CHUNK_ELEMENTS = {"cpu": 26_000_000, "cuda": 67_000_000}
 MINIMUM_ROWS = 256
 
 
-def chunk_rows(n: int, numbers: int, device: str, rows: int | None = None, most: int | None = None) -> int:
+def chunk_rows(
+    n: int, numbers: int, device: str, rows: int | None = None, most: int | None = None, budget: int | None = None
+) -> int:
     """Return how many rows of logits a pass computes at a time.
 
     There are `n` rows of `numbers` fp32 numbers each. `rows` overrides the result. A chunk has at most `most` numbers,
-    but at least MINIMUM_ROWS rows.
+    but at least MINIMUM_ROWS rows. `budget` replaces the numbers of CHUNK_ELEMENTS.
     """
     if rows is not None:
         return rows
-    budget = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
+    if budget is None:
+        budget = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
     budget = budget if most is None else min(budget, most)
     full_chunk = max(MINIMUM_ROWS, budget // max(1, numbers))
     chunks = max(1, -(-n // full_chunk))

@@ -18,14 +18,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.gpu_branch import gpu_branch
 from tests.boundary.ops.test_cross_entropy import OPTIONS, E, assert_near, error, gradients, options_of, problem
 
 import tiewise
-from tiewise.boundary.ops import gpu_kernels
+from tiewise.boundary.ops import exactness, gpu_kernels
 from tiewise.boundary.ops.chunked import loss_pass
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.gpu_kernels import KERNELS
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import RunError, UnsupportedError
 
@@ -218,7 +220,7 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
     assert torch.equal(linear_cross_entropy(h, w, t, backend="tiewise"), plain)
     with pytest.raises(RunError, match=r"no loss is called 'cut'; choose .*liger.* in TIEWISE_LOSS"):
         linear_cross_entropy(h, w, t)
-    with pytest.raises(ValueError, match="unknown backend 'cut'; choose one of tiewise, liger, cce, auto"):
+    with pytest.raises(ValueError, match="unknown backend 'cut'; choose one of tiewise, triton, liger, cce, auto"):
         linear_cross_entropy(h, w, t, backend="cut")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
@@ -333,7 +335,7 @@ def test_trial_holds_one_table_gradient_at_a_time(kernels):
         ("counts_ignored", "mean", False),
     ],
 )
-def test_requested_backend_is_compared_with_tiewise_at_first_use(kernels, name, reduction, right_here):
+def test_error_of_requested_backend_is_measured_at_first_use(kernels, name, reduction, right_here):
     (h, w, _), t = problem(torch.float32)
 
     def loss():
@@ -345,8 +347,40 @@ def test_requested_backend_is_compared_with_tiewise_at_first_use(kernels, name, 
         assert loss() is not None
         return
     for _ in range(2):  # the second call uses the remembered result
-        with pytest.raises(UnsupportedError, match=f"{name} 1.0 differs from our loss by .*; take backend='tiewise'"):
+        with pytest.raises(
+            UnsupportedError, match=f"with {name} 1.0 has .* times the error .*; take backend='tiewise'"
+        ):
             loss()
+
+
+def test_inexact_backend_is_left_out_of_a_trial(kernels, monkeypatch):
+    """An error of 1e-5 is small against ours, and 20 times that of all logits in fp32."""
+    (h, w, _), t = problem(torch.float32)
+    tensors, options = LossTensors(h, w, None, t), LossOptions(reduction="none")
+
+    def slightly_wrong(*given):
+        losses, grads = loss_pass(*given)
+        return losses * (1 + 8e-6), grads
+
+    candidates = {"tiewise": None, "wrong": slightly_wrong, "right": loss_pass}
+    assert exactness.measure_excess(slightly_wrong, options, tensors, torch.float32) > 4
+    times = gpu_kernels.run_trial(candidates, options, tensors, torch.float32, loss_pass)
+    assert list(times) == ["tiewise_ms", "right_ms"]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+def test_plain_computation_is_right_and_exceeds_itself_at_most_once(kind, reduction, chosen):
+    (h, w, b), t = problem(kind, spread=0.5)
+    options = LossOptions(reduction=reduction, **options_of(chosen))
+    tensors = LossTensors(h, w, b, t)
+    losses, _ = exactness.plain_loss_pass(options, tensors, kind, (True,) * 3, None)
+    truth = oracle(h, w, t, b, options, reduction="none")
+    assert error(losses, truth) < NEAR[kind]
+    assert exactness.measure_excess(exactness.plain_loss_pass, options, tensors, kind) <= 1.01
+    with gpu_branch():  # a CPU rounds narrow products once more
+        assert exactness.measure_excess(loss_pass, options, tensors, kind) <= 2
 
 
 def test_untested_version_of_a_backend_is_refused(kernels, tmp_path):

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tiewise.boundary.ops import chunked
 from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.exactness import BackendPass
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
 from tiewise.boundary.ops.gpu_kernels import VARIABLE, backend_loss_pass
 from tiewise.boundary.ops.native_loss import fastest_loss_pass
@@ -238,11 +239,14 @@ class _CrossEntropyPass:
         """Compute losses and gradients by the backend that the options or the environment choose."""
         options = self.options
         backend = options.backend or os.environ.get(VARIABLE) or "tiewise"
-        if self.into is None and backend != "tiewise":
-            loss_pass = backend_loss_pass(backend, options, tensors, product_dtype, chunked.loss_pass)
-            if loss_pass is not None:
-                return loss_pass(options, tensors, product_dtype, needs, row_weight)
-        return fastest_loss_pass(options, tensors, product_dtype, needs, row_weight, self.into)
+        loss_pass: BackendPass = fastest_loss_pass
+        if backend != "tiewise":
+            with_into = self.into is not None
+            chosen = backend_loss_pass(backend, options, tensors, product_dtype, fastest_loss_pass, with_into=with_into)
+            loss_pass = chosen or fastest_loss_pass
+        if self.into is None:
+            return loss_pass(options, tensors, product_dtype, needs, row_weight)
+        return loss_pass(options, tensors, product_dtype, needs, row_weight, self.into)
 
     def _over_ranks(
         self,
@@ -338,7 +342,23 @@ def _operator(*arguments: Any) -> Any:
     loss, gradients = reduce_losses(
         _CrossEntropyPass(options), options, tensors, a.product_dtype, tuple(a.needs), a.upstream
     )
-    return (loss, *(loss.new_empty(0) if x is None else x for x in gradients))
+    results = [loss]
+    for x, gradient in zip((a.features, a.weight, a.bias), gradients, strict=True):
+        if x is None or gradient is None:
+            results.append(loss.new_empty(0))
+        else:
+            results.append(gradient.to(_saved_dtype(x, a.product_dtype)))
+    return tuple(results)
+
+
+def _saved_dtype(x: Tensor, product_dtype: torch.dtype) -> torch.dtype:
+    """Return the type of a gradient between forward and backward pass.
+
+    It is that of the sums; on a GPU it is that of bf16 `x`.
+    """
+    if x.device.type == "cuda" and x.dtype == product_dtype == torch.bfloat16:
+        return torch.bfloat16
+    return accumulator(product_dtype)
 
 
 @_operator.register_fake
@@ -346,14 +366,15 @@ def _(*arguments: Any) -> Any:
     a = _Arguments(*arguments)
     is_per_token = a.reduction == "none"
     has_gradients = not is_per_token or a.upstream is not None
-    shapes: list[tuple[int, ...]] = [a.targets.shape if is_per_token else ()]
+    wide = accumulator(a.product_dtype)
+    results = [a.targets.new_empty(a.targets.shape if is_per_token else (), dtype=wide)]
     for x, is_needed in zip((a.features, a.weight, a.bias), a.needs, strict=True):
         if is_needed and has_gradients:
             assert x is not None, "the gradient of a missing bias is never needed"
-            shapes.append(x.shape)
+            results.append(x.new_empty(x.shape, dtype=_saved_dtype(x, a.product_dtype)))
         else:
-            shapes.append((0,))
-    return tuple(a.targets.new_empty(shape, dtype=accumulator(a.product_dtype)) for shape in shapes)
+            results.append(a.targets.new_empty((0,), dtype=wide))
+    return tuple(results)
 
 
 def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:

@@ -8,9 +8,11 @@ CPU tensors.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from tiewise.core.backends import chunk_rows
 
 CHUNKS_IN_MEMORY = 64  # a chunk takes at most 1/64 of a GPU's memory
+OLDEST = (8, 0)  # compute capability of the oldest cards whose matrix units multiply bf16
 WITHOUT_AUTOCAST = ("meta",)  # devices that can be compiled for and lack autocast
 
 
@@ -77,6 +80,46 @@ def wide_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
+def add_product(out: Tensor, a: Tensor, b: Tensor, *, beta: int, alpha: float = 1.0) -> None:
+    """Write beta · out + alpha · a b into `out`.
+
+    Sums have the type of `out`. With beta 0, `out` is overwritten. Narrow products into an fp32 `out` require
+    `has_wide_products`.
+    """
+    if out.dtype == a.dtype:
+        out.addmm_(a, b, beta=beta, alpha=alpha)
+    else:
+        _add_wide_product(out, a, b, beta, alpha)
+
+
+def _add_wide_product(out: Tensor, a: Tensor, b: Tensor, beta: int, alpha: float) -> None:
+    """Add the product of narrow `a` and `b` to the fp32 `out`, as `add_product`."""
+    torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
+
+
+def missing_triton(x: Tensor) -> str:
+    """Return why triton's kernels cannot run on tensors like `x`, as the rest of a sentence.
+
+    It is empty if they can. They run on Nvidia's cards from Ampere on, and on a CPU that emulates a GPU under
+    triton's interpreter.
+    """
+    if not _has_triton():
+        return "needs triton; pip install triton"
+    device = x.device.type
+    if device == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability(x.device) < OLDEST):
+        return "needs an Nvidia GPU of compute capability 8.0 or higher"
+    is_emulated = device == "cpu" and not is_cpu(x) and os.environ.get("TRITON_INTERPRET") == "1"
+    if device == "cuda" or is_emulated:
+        return ""
+    return f"runs on a GPU, and the features are on a {device}"
+
+
+@cache
+def _has_triton() -> bool:
+    """Return whether triton is installed."""
+    return find_spec("triton") is not None
+
+
 def numbers_per_token(v: int, buffers: float, product_dtype: torch.dtype) -> int:
     """Return the memory that one token takes in a chunk, in fp32 numbers.
 
@@ -101,6 +144,17 @@ def chunk_size(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
     if like.device.type == "cuda":
         most = _total_memory(like.device) // (4 * CHUNKS_IN_MEMORY)
     return chunk_rows(n, numbers, budget, chunk, most)
+
+
+def large_chunk_size(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
+    """Return how many of `n` tokens a chunk takes.
+
+    It may use its full share of a GPU's memory. The arguments are those of `chunk_size`, which has a lower limit too.
+    """
+    if like.device.type != "cuda" or chunk is not None:
+        return chunk_size(n, numbers, like, chunk)
+    share = _total_memory(like.device) // (4 * CHUNKS_IN_MEMORY)
+    return chunk_rows(n, numbers, "cuda", most=share, budget=share)
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiewise.boundary.ops import row_loss
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.problem import accumulator, compute_dtype
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
@@ -223,8 +224,17 @@ def _scale_gradients(ctx: Any, upstream: Tensor) -> Gradients:
         elif keep:
             results.append(gradient * upstream)
         else:
-            results.append(gradient.mul_(upstream))
+            _scale_in_place(gradient, upstream)
+            results.append(gradient)
     return results
+
+
+def _scale_in_place(gradient: Tensor, factor: Tensor) -> None:
+    """Multiply a gradient by a number on its device."""
+    if row_loss.can_scale(gradient):
+        row_loss.scale_gradient(gradient, factor)
+    else:
+        gradient.mul_(factor)
 
 
 def _convert_gradients(gradients: Gradients, dtypes: Sequence[torch.dtype | None]) -> Gradients:

@@ -1,16 +1,19 @@
-"""The loss on a GPU by a kernel of another package, if `backend` requests one.
+"""The loss on a GPU by the kernel that `backend` requests: tiewise's or another package's.
 
     tiewise   tiewise's chunks: the default
+    triton    tiewise's chunks with a kernel for rows   pip install triton (torch for CUDA brings it)
     liger     Liger's fused linear cross-entropy        pip install liger-kernel
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
-    auto      on a GPU, the fastest that is installed, has the requested options and agrees with tiewise's
+    auto      on a GPU, the fastest that is installed, has the requested options and is exact
 
 A kernel computes one pass: losses and gradients. Reductions, upstream gradients, `torch.compile` and refusals are the
 same for all kernels and are outside of it. A kernel takes its bias and returns its gradients in the type of the
 products, as autograd does; Liger's logits have that type too.
 
-A kernel is used only in the versions that the tests run (`Kernel.versions`). Before its first use in a process, for a
-type, a set of options and a reduction, it is compared with tiewise's loss on a small problem (`measure_distance`).
+A kernel of another package is used only in the versions that the tests run (`Kernel.versions`). Before the first use of
+a kernel in a process, for a type, a set of options and a reduction, its error against fp64 is measured on a small
+problem. It may be at most twice that of the plain computation in the same type (`exactness`). `auto` then times the
+exact kernels on the caller's shape.
 
 Liger's tests run under triton's interpreter, on a CPU. Both kernels ran on an H200 (`benchmarks.gpu`, `other_kernels`).
 """
@@ -22,7 +25,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -30,7 +33,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiewise.boundary.ops import row_loss
 from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.exactness import (
+    LARGEST_EXCESS,
+    BackendPass,
+    Needs,
+    distance,
+    draw_tokens,
+    measure_excess,
+    run_loss_pass,
+    uneven_factors,
+)
 from tiewise.boundary.ops.fast_products import cached_or_measured
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import BACKENDS, LossOptions
@@ -38,11 +52,10 @@ from tiewise.core.errors import RunError, UnsupportedError, one_line_message
 
 VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # largest number of tokens in a trial
-SMALL = 64, 512  # largest numbers of tokens and words of the problem on which a kernel is compared
+TRITON = "triton"  # tiewise's kernel; see `row_loss`
 SKETCH = 16  # random directions in which a trial compares the gradients of the table
 # relative distances from tiewise's loss and gradients that another order of the sums explains
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-SLACK = 3  # factor on AGREES at a kernel's first use: rounding averages out less over few tokens
 TF32 = 5e-3  # value of AGREES for fp32 if torch may round products to TF32
 
 
@@ -102,15 +115,12 @@ class Trials:
     """Results of this process's trials; a new process starts without any."""
 
     times: dict[Any, dict[str, float]] = field(default_factory=dict)  # milliseconds of each loss, by problem
-    distances: dict[Any, float] = field(default_factory=dict)  # kernel's distance from tiewise's loss, at first use
+    excesses: dict[Any, float] = field(default_factory=dict)  # `measure_excess` of a kernel, at first use
     versions: dict[str, str] = field(default_factory=dict)  # versions of installed packages
 
 
 TRIALS = Trials()
 
-Needs = tuple[bool, ...]  # whether each gradient is needed: of features, weight, bias
-# function with the arguments and results of `chunked.loss_pass`
-BackendPass = Callable[[LossOptions, LossTensors, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
 Candidates = dict[str, BackendPass | None]  # backend → its pass; None: tiewise's
 
 
@@ -119,36 +129,52 @@ class BrokenDevice(RunError):
 
 
 def backend_loss_pass(
-    name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_pass: BackendPass
+    name: str,
+    options: LossOptions,
+    tensors: LossTensors,
+    product_dtype: torch.dtype,
+    tiewise_pass: BackendPass,
+    *,
+    with_into: bool = False,
 ) -> BackendPass | None:
-    """Return the pass of the named backend; None if it is tiewise's.
+    """Return the pass of the named backend; None if it is `tiewise_pass`.
 
-    For a mean or a sum, its losses [1] are their sum. `tiewise_pass` is `chunked.loss_pass`.
+    For a mean or a sum, its losses [1] may be their sum. `tiewise_pass` is `fastest_loss_pass`. If `with_into`, the
+    pass takes the argument `into` too, which other packages lack.
 
     Raises:
         RunError: TIEWISE_LOSS names no backend, or a kernel breaks the GPU's context.
         UnsupportedError: the kernel is not installed or not in a tested version; it lacks an option, the type or the
-            device; or its results differ from tiewise's.
+            device; or its errors exceed those of the plain computation.
     """
     tensors = LossTensors(*tensors)
-    if name != "auto" and name not in KERNELS:
+    if name not in ("auto", TRITON, *KERNELS):
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     if not len(tensors.targets):
         return None
     # the variable applies to GPUs only: a model may run its first batch before it is moved to one
     if options.backend is None and not _has_kernels(tensors.features.device):
         return None
-    if name != "auto":
-        candidate = kernel_loss_pass(name, options, tensors, product_dtype)
-        _require_agreement(name, candidate, options, tensors, product_dtype, tiewise_pass)
-        return candidate
+    names = (TRITON,) if with_into else (TRITON, *KERNELS)
+    if name == "auto":
+        candidates = _list_candidates(names, options, tensors, product_dtype)
+        return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
+    if name not in names:
+        return None
+    candidate = kernel_loss_pass(name, options, tensors, product_dtype)
+    _require_exactness(name, candidate, options, tensors, product_dtype)
+    return candidate
+
+
+def _list_candidates(
+    names: Sequence[str], options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype
+) -> Candidates:
+    """Return tiewise's pass and those of `names` that support the call."""
     candidates: Candidates = {"tiewise": None}
-    for name in KERNELS:
+    for name in names:
         with suppress(UnsupportedError):
             candidates[name] = kernel_loss_pass(name, options, tensors, product_dtype)
-    if len(candidates) == 1:
-        return None
-    return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
+    return candidates
 
 
 def _choose_fastest(
@@ -159,14 +185,15 @@ def _choose_fastest(
     tiewise_pass: BackendPass,
 ) -> BackendPass | None:
     """Return the fastest of `candidates` by a trial of this process or an earlier one."""
+    if len(candidates) == 1:
+        return None
     problem = _describe_problem(options, tensors, product_dtype)
     key = (*problem.values(), *candidates)
     if key not in TRIALS.times:
         problem["torch"] = torch.__version__
         for name in candidates:
-            if name in KERNELS:
-                package = KERNELS[name].package
-                problem[package] = version(package)
+            if name != "tiewise":
+                problem[_package(name)] = version(_package(name))
         times = cached_or_measured(
             "losses.json",
             problem,
@@ -176,6 +203,11 @@ def _choose_fastest(
         TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
     fastest = min(candidates, key=TRIALS.times[key].__getitem__)
     return candidates[fastest]
+
+
+def _package(name: str) -> str:
+    """Return pip's name of the package that a backend needs."""
+    return "triton" if name == TRITON else KERNELS[name].package
 
 
 def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> dict[str, str]:
@@ -197,7 +229,7 @@ def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype:
     }
 
 
-# comparison of a kernel with tiewise's pass
+# trials
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +244,7 @@ class _Trial:
     def run(self, candidate: BackendPass) -> tuple[float, list[Tensor]]:
         """Return the milliseconds and the results of one candidate."""
         start = time.perf_counter()
-        results = _run_loss_pass(candidate, self.options, self.problem, self.product_dtype, self.row_weight)
+        results = run_loss_pass(candidate, self.options, self.problem, self.product_dtype, self.row_weight)
         results[0].sum().item()  # waits until a GPU has finished
         milliseconds = 1e3 * (time.perf_counter() - start)
         return milliseconds, _sketch_table(results)
@@ -225,134 +257,47 @@ def run_trial(
     product_dtype: torch.dtype,
     tiewise_pass: BackendPass,
 ) -> dict[str, float]:
-    """Return the milliseconds of each candidate that runs and agrees with `tiewise_pass`.
+    """Return the milliseconds of each candidate that runs and is exact.
 
-    Each time is the minimum of three. Tokens are random, at most TOKENS of them; table and bias are the caller's. Only
-    one gradient of the table exists at a time: a step needs as much memory.
+    It is compared with fp64 on a small problem, and with `tiewise_pass` on one like the caller's. Each time is the
+    minimum of three. Tokens are random, at most TOKENS of them; table and bias are the caller's. Only one gradient
+    of the table exists at a time: a step needs as much memory.
     """
     features, weight, bias, targets = tensors
-    h, t = _draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
-    problem = _Trial(
-        options, LossTensors(h, weight, bias, t), product_dtype, _uneven_factors(options, len(t), features)
-    )
+    h, t = draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
+    problem = _Trial(options, LossTensors(h, weight, bias, t), product_dtype, uneven_factors(options, len(t), features))
     times = {}
     _, truth = problem.run(tiewise_pass)
     for name, candidate in candidates.items():
         with _ignore_failure(name, features.device):
+            if candidate is not None:
+                _require_exactness(name, candidate, options, tensors, product_dtype)
             _, results = problem.run(candidate or tiewise_pass)
-            if _distance(results, truth) <= _tolerance(product_dtype):
+            if distance(results, truth) <= _tolerance(product_dtype):
                 times[f"{name}_ms"] = min(problem.run(candidate or tiewise_pass)[0] for _ in range(3))
     return times
 
 
-def _require_agreement(
-    name: str,
-    candidate: BackendPass,
-    options: LossOptions,
-    tensors: LossTensors,
-    product_dtype: torch.dtype,
-    tiewise_pass: BackendPass,
+def _require_exactness(
+    name: str, candidate: BackendPass, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype
 ) -> None:
-    """Refuse a kernel whose results differ from those of `tiewise_pass`.
+    """Refuse a kernel whose errors exceed those of the plain computation.
 
-    It is compared at its first use with this type and these options.
+    They are measured at its first use with this type and these options.
     """
     features, weight, bias, _ = tensors
     used = tuple(_used_options(options, bias, product_dtype))
-    key = (
-        name,
-        features.device,
-        product_dtype,
-        used,
-        options.reduction == "none",
-        options.scale != 1.0,
-        weight.shape[1],
-    )
-    if key not in TRIALS.distances:
-        TRIALS.distances[key] = measure_distance(candidate, options, tensors, product_dtype, tiewise_pass)
-    distance = TRIALS.distances[key]
-    if not distance <= SLACK * _tolerance(product_dtype):
-        package = KERNELS[name].package
-        what = f"{package} {version(package)} differs from our loss by {distance:.1e} of it on a small problem"
-        listed = f", {', '.join(used)}" if used else ""
-        raise UnsupportedError(
-            f"{what} ({product_dtype}, reduction={options.reduction!r}{listed})", "take backend='tiewise'"
-        )
-
-
-def measure_distance(
-    candidate: BackendPass,
-    options: LossOptions,
-    tensors: LossTensors,
-    product_dtype: torch.dtype,
-    tiewise_pass: BackendPass,
-) -> float:
-    """Return the largest relative distance of loss or gradients from those of `tiewise_pass`.
-
-    It is measured on a small problem like this one.
-    """
-    tensors = LossTensors(*tensors)
-    options, problem = _draw_problem(options, tensors)
-    row_weight = _uneven_factors(options, len(problem.targets), tensors.features)
-    results = [
-        _run_loss_pass(loss_pass, options, problem, product_dtype, row_weight)
-        for loss_pass in (candidate, tiewise_pass)
-    ]
-    return _distance(*results)
-
-
-def _draw_problem(options: LossOptions, tensors: LossTensors) -> tuple[LossOptions, LossTensors]:
-    """Return random tensors like these, with fewer tokens and words, and options that fit them."""
-    features, weight, bias, targets = tensors
-    n, v, width = min(SMALL[0], len(targets)), min(SMALL[1], len(weight)), weight.shape[1]
-    draw = torch.Generator().manual_seed(1)
-    table = torch.randn(v, width, generator=draw, device="cpu").mul_(max(1, width) ** -0.5).to(weight)
-    if bias is not None:
-        bias = torch.randn(v, generator=draw, device="cpu").to(bias)
-    if options.class_weight is not None:
-        classes = torch.rand(v, generator=draw, device="cpu").add_(0.5).to(options.class_weight)
-        options = replace(options, class_weight=classes)
-    h, t = _draw_tokens(n, (v, width), features, options)
-    return options, LossTensors(h, table, bias, t)
-
-
-def _draw_tokens(n: int, table: Sequence[int], features: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
-    """Return features [n, E] like the caller's, and targets [n] for a table of that shape.
-
-    About every eighth target is ignored, if n allows it.
-    """
-    draw = torch.Generator().manual_seed(2)
-    v, width = table
-    h = torch.randn(n, width, generator=draw, device="cpu")
-    t = torch.randint(0, v, (n,), generator=draw, device="cpu")
-    t[7::8] = options.ignore_index
-    return h.to(features), t.to(features.device)
-
-
-def _uneven_factors(options: LossOptions, n: int, features: Tensor) -> Tensor:
-    """Return different factors on the losses.
-
-    They have both signs [n] for losses by token; for a mean or a sum it is one number.
-    """
-    wide = torch.float32
-    if options.reduction == "none":
-        numbers = torch.linspace(-1, 2, n, dtype=wide, device="cpu")
-    else:
-        numbers = torch.tensor(0.37, dtype=wide, device="cpu")
-    return numbers.to(features.device)
-
-
-def _run_loss_pass(
-    loss_pass: BackendPass, options: LossOptions, problem: LossTensors, product_dtype: torch.dtype, row_weight: Tensor
-) -> list[Tensor]:
-    """Return the losses, and the gradients of features, table and bias.
-
-    The losses of a mean or a sum are summed.
-    """
-    losses, gradients = loss_pass(options, problem, product_dtype, (True, True, problem.bias is not None), row_weight)
-    if options.reduction != "none":
-        losses = losses.sum()
-    return [losses, *(x for x in gradients if x is not None)]
+    is_by_token, is_scaled = options.reduction == "none", options.scale != 1.0
+    key = (name, features.device, product_dtype, used, is_by_token, is_scaled, weight.shape[1])
+    if key not in TRIALS.excesses:
+        TRIALS.excesses[key] = measure_excess(candidate, options, tensors, product_dtype)
+    excess = TRIALS.excesses[key]
+    if excess <= LARGEST_EXCESS:
+        return
+    package = _package(name)
+    what = f"backend={name!r} with {package} {version(package)} has {excess:.0f} times the error of all logits"
+    listed = ", ".join((str(product_dtype).removeprefix("torch."), f"reduction={options.reduction!r}", *used))
+    raise UnsupportedError(f"{what} on a small problem ({listed})", "take backend='tiewise'")
 
 
 def _sketch_table(results: list[Tensor]) -> list[Tensor]:
@@ -366,17 +311,8 @@ def _sketch_table(results: list[Tensor]) -> list[Tensor]:
     return [losses, by_features, by_weight @ directions, *by_bias]
 
 
-def _distance(results: list[Tensor], truth: list[Tensor]) -> float:
-    """Return the largest relative distance between two lists of tensors; nan or inf if one is."""
-    distances = []
-    for x, y in zip(results, truth, strict=True):
-        difference, size = (x.double() - y.double()).norm(), y.double().norm()
-        distances.append(float(difference / size.clamp(min=1e-30)))
-    return max(distances, key=lambda distance: math.inf if math.isnan(distance) else distance)
-
-
 def _tolerance(product_dtype: torch.dtype) -> float:
-    """Return the distance up to which a kernel agrees with tiewise's results."""
+    """Return the distance up to which a kernel agrees with `tiewise_pass`."""
     if product_dtype == torch.float32 and _rounds_to_tf32():
         return TF32
     return AGREES[product_dtype]
@@ -415,9 +351,14 @@ def kernel_loss_pass(name: str, options: LossOptions, tensors: LossTensors, prod
     Raises:
         UnsupportedError: it lacks the device, an option, the type of the products, or a tested version.
     """
-    kernel = KERNELS[name]
     features, _, bias, _ = tensors
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
+    if name == TRITON:
+        missing = row_loss.missing_support(features, product_dtype)
+        if missing:
+            raise UnsupportedError(f"backend={name!r} {missing}", fix)
+        return row_loss.loss_pass
+    kernel = KERNELS[name]
     if not _has_kernels(features.device):
         raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
     lacks = [option for option in _used_options(options, bias, product_dtype) if option not in kernel.has]

@@ -105,7 +105,7 @@ class VocabularyShard:
         self.check(weight)
         if torch.compiler.is_compiling():
             raise UnsupportedError("a vocabulary over several ranks under torch.compile", "compute this loss eagerly")
-        if options.backend in ("liger", "cce"):
+        if options.backend in ("triton", "liger", "cce"):
             raise UnsupportedError(
                 f"a vocabulary over several ranks by backend={options.backend!r}", "leave backend out"
             )
