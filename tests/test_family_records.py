@@ -22,9 +22,10 @@ from tiewise.checkpoint.loader_columns import LLAMA_CPP_NAMED
 from tiewise.core.errors import CheckpointError, InstallError, PlanError
 from tiewise.inspection.sections.first_mlp import first_block
 from tiewise.inspection.tables.open_path import open_path
+from tiewise.planning.built_counts import count_on_meta
 from tiewise.planning.model_families import READERS
 from tiewise.planning.plan_rows import certainty_sentence
-from tiewise.planning.read_config import count_on_meta, read
+from tiewise.planning.read_config import read
 
 ROOT = Path(tiewise.__file__).parent
 UNKNOWN = "acme is a family that tiewise does not know"

@@ -10,10 +10,11 @@ from tests.checkpoint import saved_models
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseError
 from tiewise.planning import catalogue
+from tiewise.planning.built_counts import count_on_meta
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
 from tiewise.planning.plan_rows import columns, lookup_tables, main_rows, model_in_words, operations, rows
-from tiewise.planning.read_config import Sizes, count_on_meta, read
+from tiewise.planning.read_config import Sizes, read
 
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
 

@@ -13,9 +13,10 @@ from uncounted_configs import CLIP, CONFIGS, PARTS
 import tiewise
 from tiewise.checkpoint.family_record import estimated_families
 from tiewise.core.measurement import rounded
+from tiewise.planning.built_counts import count_on_meta
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan_rows import certainty_sentence, lookup_tables, rows
-from tiewise.planning.read_config import count_on_meta, read
+from tiewise.planning.read_config import read
 from tiewise.report.plan_page import render
 
 QWEN = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -89,9 +89,9 @@ def plan(**parameters: Any) -> None:
 
     The first line is the recommendation: what tying saves, and what similar public models do. Then one table; --full
     prints parameters by part, bytes, work and thresholds. The model is a config, a public model (which size options
-    change), or sizes alone (--vocab, --width, --layers). It loads no weights, and builds no model except with
-    --build. An estimate is marked ≈; if a part of the model is not counted, no total is printed. --list prints the
-    public models instead.
+    change), or sizes alone (--vocab, --width, --layers). It loads no weights. A config that tiewise cannot count
+    exactly is counted by the class of the installed transformers. An estimate is marked ≈; if a part of the model is
+    not counted, no total is printed. --list prints the public models instead.
     """
     if parameters["list_"]:
         return _list_models(parameters)
@@ -174,7 +174,7 @@ def _built(model: ModelSource) -> ModelSource:
         values = model
     if values is None:
         raise PlanError("--build has no config to build", "give one, or a model whose sizes the catalogue has")
-    from tiewise.planning.read_config import count_on_meta
+    from tiewise.planning.built_counts import count_on_meta
 
     return count_on_meta(values)
 

@@ -27,6 +27,7 @@ from tiewise.core.spec_options import PLAN
 from tiewise.core.written_options import written_option
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
+from tiewise.planning.built_counts import count_built
 from tiewise.planning.call_keywords import (
     PlanKeywords,
     is_config_path,
@@ -201,7 +202,8 @@ def plan(
     354823168
     """
     refuse_unknown(keywords)
-    name, architecture = resolve_model(read_size_keywords(model, keywords))
+    # a class that is built does not show its layers one by one, so a plan of sharing keeps the estimate
+    name, architecture = resolve_model(read_size_keywords(model, keywords), builds=share is None)
     setting = read_setting_keywords(setting, keywords)
     specs = dict.fromkeys(BoundarySpec.parse(arm) for arm in _one_by_one(arms))
     for spec in specs:
@@ -253,22 +255,57 @@ def _one_by_one(specs: Any) -> Iterable[Any]:
     return specs
 
 
-def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
-    """Return the name and the architecture of anything that `plan` accepts. Raises as `plan` does."""
+def resolve_model(model: ModelSource, builds: bool = False) -> tuple[str, Architecture]:
+    """Return the name and the architecture of anything that `plan` accepts.
+
+    If a config `builds` and no reader counts it exactly, the installed transformers is asked. Raises as `plan` does.
+    """
     if isinstance(model, Architecture):
         return model.family, model
     if isinstance(model, Sizes):
         return "sizes", from_sizes(model)
     if isinstance(model, os.PathLike):
         path = checkpoint_path(model)
-        return str(path), read(read_config_file(path))
+        return str(path), _read_or_build(read_config_file(path), builds)
     if isinstance(model, Mapping):
-        return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
+        name = str(model.get("_name_or_path") or model.get("model_type") or "config")
+        return name, _read_or_build(model, builds)
     if isinstance(model, catalogue.Model):
         return model.name, _architecture_of_listed(model)
     if isinstance(model, str):
-        return resolve_model(named_model(model))
-    return resolve_model(_config_of(model))
+        return resolve_model(named_model(model), builds)
+    return resolve_model(_config_of(model), builds)
+
+
+def _read_or_build(config: Mapping[str, Any], builds: bool) -> Architecture:
+    """Return the architecture of a config.
+
+    Its reader counts it, else the class that is built, else it is estimated.
+    """
+    try:
+        architecture = read(config)
+    except PlanError:
+        if not builds:
+            raise
+        built = count_built(config)
+        if not isinstance(built, Architecture):
+            raise
+        return built
+    is_exact = not architecture.estimated and not architecture.not_counted
+    if is_exact or not builds:
+        return architecture
+    return _count_or_keep(config, architecture)
+
+
+def _count_or_keep(config: Mapping[str, Any], estimate: Architecture) -> Architecture:
+    """Return the counts of the class that is built for a config, else the estimate."""
+    built = count_built(config)
+    if isinstance(built, Architecture):
+        return built
+    if built.is_refused:
+        note = f"The installed transformers refuses this config: {built.reason}"
+        return replace(estimate, notes=(*estimate.notes, note))
+    return estimate
 
 
 def named_model(text: str) -> Path | catalogue.Model:

@@ -6,7 +6,6 @@ from_sizes(Sizes(50_000, 1024, 12))       the generic decoder
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,6 @@ from typing import Any
 from tiewise.checkpoint.claims import read_claims
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import Family
-from tiewise.core import Late
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import (
     AppliedLayers,
@@ -33,11 +31,7 @@ from tiewise.planning.model_families import READERS, Reader, decoder
 from tiewise.planning.readers.towers import TOWER_READERS, Composite
 from tiewise.planning.uncounted import has_token_head, towers, uncounted_parts
 
-torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
-indexed_tensors = Late("tiewise.checkpoint.indexed_tensors")
 TEXT_PART = "_text"  # added to the outer model_type to name a nested text_config without one
-# Auto classes to build a config with; the first that supports its model type is used. Older versions lack the last.
-BUILT = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # any other activation implies a gate today
 
 
@@ -276,73 +270,3 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
     values |= {"intermediate_size": sizes.ffn, "tie_word_embeddings": tied}
     architecture = decoder(Config(values, GENERIC), gated=sizes.gated, kind="none", fresh=None)
     return replace(architecture, estimated=True)
-
-
-def count_on_meta(config: Mapping[str, Any]) -> Architecture:
-    """Count `config`'s model by building it on the meta device, which allocates no memory.
-
-    The total and the tables are exact. Layers are not counted one by one, so sharing cannot be planned. Every matrix
-    counts as used by every token.
-
-    Raises:
-        PlanError: transformers does not know the family, or refuses the config.
-    """
-    model_type = str(config.get("model_type", ""))
-    model = _build_on_meta(config, model_type)
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if table is None or head is None:
-        raise PlanError(f"{model_type} has no token table and head", "plan counts language models")
-    bias = getattr(head, "bias", None)
-    looked_up = _other_lookups(model)
-    counted = {id(parameter) for parameter in (table.weight, head.weight, bias)}.union(looked_up)
-    others = [parameter for parameter in model.parameters() if id(parameter) not in counted]
-    stored = sum(parameter.numel() for parameter in others)
-    multiplied = sum(parameter.numel() for parameter in others if parameter.dim() > 1)
-    other = Count(stored, multiplied, stored)
-    if head.weight.shape != table.weight.shape:
-        raise PlanError(f"the two tables of {model_type} differ in shape", "plan supports tables of one shape")
-    vocab, width = table.weight.shape
-    tables = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
-    note = f"{model_type} was built without weights, so its layers are not counted one by one."
-    other_tables = Count()
-    for parameter in looked_up.values():
-        other_tables += lookup(*parameter.shape)
-    return Architecture(model_type, width, tables, (), {"other_tables": other_tables, "other": other}, notes=(note,))
-
-
-def _build_on_meta(config: Mapping[str, Any], model_type: str) -> Any:
-    """Return a config's language model on the meta device, or raise PlanError."""
-    values = {key: value for key, value in config.items() if key != "model_type"}
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = _build_model(transformers.AutoConfig.for_model(model_type, **values))
-    except Exception as error:  # an untrusted class may raise anything; the config is to blame for all of it
-        problem = f"transformers cannot build {model_type or 'a config without model_type'}: {str(error)[:120]}"
-        if model_type and unknown_family(model_type):
-            problem = f"{unknown_family(model_type)}, and transformers has no class of this type"
-        raise PlanError(problem.replace("\n", " "), "leave --build out for an estimate") from None
-    if model is None:
-        raise PlanError(f"transformers has no language model of type {model_type}", "leave --build out for an estimate")
-    return model
-
-
-def _build_model(config: Any) -> Any:
-    """Return a model of the first class in `BUILT` that transformers has for a config.
-
-    None if there is no such class.
-    """
-    for name in BUILT:
-        auto = getattr(transformers, f"AutoModelFor{name}", None)
-        if auto is not None and type(config) in auto._model_mapping:
-            return auto.from_config(config)
-    return None
-
-
-def _other_lookups(model: Any) -> dict[int, Any]:
-    """Return the parameters whose names are those of token tables, by id."""
-    tables = {}
-    for name, parameter in model.named_parameters():
-        if indexed_tensors.PLAIN_TABLE.search(name.removesuffix(".weight")):
-            tables[id(parameter)] = parameter
-    return tables

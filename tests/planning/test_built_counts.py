@@ -1,0 +1,115 @@
+"""Test plans of configs whose class is asked: the counts, what is not asked, and the child process."""
+
+import warnings
+
+import pytest
+import torch
+import transformers
+from tests.checkpoint.asked_classes import reply_here
+
+import tiewise
+from tiewise.checkpoint import built_class
+from tiewise.checkpoint.built_class import NotBuilt
+from tiewise.core.errors import PlanError
+from tiewise.planning import built_counts
+from tiewise.planning.built_counts import count_on_meta
+
+# no reader knows these families; D = 32, F = 24, L = 3
+SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+PHIMOE = {"model_type": "phimoe", **SIZES, "num_local_experts": 6, "num_experts_per_tok": 2}
+OLMOE = {"model_type": "olmoe", **SIZES, "num_experts": 5, "num_experts_per_tok": 3}
+HELIUM = {"model_type": "helium", **SIZES, "head_dim": 8}
+UNKNOWN = {"model_type": "acme", **SIZES, "num_experts": 5}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Let plans ask classes in this process, and return the questions."""
+    questions = []
+
+    def ask(question):
+        questions.append(question)
+        return reply_here(question)
+
+    monkeypatch.setattr(built_counts, "ask", ask)
+    return questions
+
+
+def class_total(config):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        built = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "unused"),
+    [(PHIMOE, 3 * 3 * 32 * 24 * 4), (OLMOE, 3 * 3 * 32 * 24 * 2), ({**OLMOE, "num_experts": 3}, 0), (HELIUM, 0)],
+)
+def test_plan_counts_a_family_without_reader_like_its_class(asked, config, unused):
+    record = tiewise.plan(config, arms=("tied", "untied")).record()
+    total = class_total(config)
+    assert len(asked) == 1
+    assert record["model"]["parameters"]["total"] == total
+    assert record["model"]["parameters"]["active"] == total - unused - 89 * 32  # of the lookup, one row of 90
+    assert (record["model"]["estimated"], record["model"]["not_counted"]) == (False, [])
+    assert [choice["saved"] for choice in record["choices"]] == [90 * 32, 0]
+
+
+def test_plan_asks_about_the_class_that_the_config_names(asked):
+    config = {"model_type": "acme", **SIZES, "architectures": ["OlmoeForCausalLM"], "num_experts": 5}
+    tiewise.plan({**config, "num_experts_per_tok": 3, "quantization_config": {"quant_method": "fp8"}})
+    (question,) = asked
+    assert question.class_name == "OlmoeForCausalLM"
+    assert "quantization_config" not in question.config
+
+
+def test_plan_asks_no_class_if_a_reader_counts_or_transformers_has_none(asked):
+    assert tiewise.plan("gpt2").architecture.total == 124_439_808
+    assert tiewise.plan({"model_type": "llama", **SIZES}).record()["model"]["estimated"] is False
+    assert tiewise.plan(UNKNOWN).record()["model"]["not_counted"]
+    assert asked == []
+
+
+def test_plan_of_shared_layers_keeps_the_estimate(asked):
+    assert tiewise.plan(HELIUM, share="none,all").record()["model"]["estimated"]
+    assert asked == []
+
+
+def test_plan_keeps_its_marks_if_the_class_refuses_the_config_or_is_not_built(monkeypatch):
+    replies = {NotBuilt("heads do not divide", is_refused=True): 1, NotBuilt("torch is not installed"): 0}
+    for reply, notes in replies.items():
+        monkeypatch.setattr(built_counts, "ask", lambda _question, reply=reply: reply)
+        model = tiewise.plan(PHIMOE).record()["model"]
+        assert model["not_counted"]
+        assert model["parameters"]["total"] is model["parameters"]["active"] is None
+        assert sum("refuses this config: heads do not divide" in note for note in model["notes"]) == notes
+
+
+def test_counts_of_experts_without_a_number_per_token_leave_active_empty():
+    config = {
+        "model_type": "switch_transformers",
+        "num_experts": 4,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 24,
+        "num_layers": 2,
+    }
+    record = tiewise.plan(count_on_meta({**config, "vocab_size": 90, "num_heads": 4})).record()
+    assert record["model"]["parameters"]["total"]
+    assert record["model"]["parameters"]["active"] is None
+    assert "parameters.active" in record["choices"][0]["not_counted"]
+
+
+def test_class_without_tokens_is_refused():
+    with pytest.raises(PlanError, match="vit"):
+        count_on_meta({"model_type": "vit", "architectures": ["ViTModel"]})
+
+
+@pytest.mark.slow
+def test_plan_asks_the_class_in_a_child_process(monkeypatch, tmp_path):
+    monkeypatch.setenv(built_class.SWITCH, "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tiewise.plan(PHIMOE).architecture.total == class_total(PHIMOE)
+    assert len(list(tmp_path.rglob("*.json"))) == 1
