@@ -30,6 +30,19 @@ def test_check_reports_nothing_about_quantised_layouts(tmp_path, layout, tied):
         assert check(tmp_path / "model").at_least("warning") == ()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_names_in_files_follow_a_part_of_another_family(tmp_path, tied):
+    """Cosmos 3 stores its language model without prefix, and the data lacks its default language model as a part."""
+    text = made.TEXT_CONFIGS["llama"](tie_word_embeddings=tied).to_dict()
+    config = {"architectures": ["Cosmos3OmniForConditionalGeneration"], "model_type": "cosmos3_omni", FLAG: tied}
+    tensors = {"embed_tokens.weight": table(made.ROWS, made.WIDTH)}
+    if not tied:
+        tensors["lm_head.weight"] = table(made.ROWS, made.WIDTH, seed=1)
+    audit = check(write_checkpoint(tmp_path / "cosmos", config | {"text_config": text}, tensors))
+    assert audit.roles.unloaded_names == {}
+    assert audit.at_least("warning") == ()
+
+
 def test_head_of_model_inside_another_is_not_its_head(tmp_path):
     """BLT's patcher is a language model with a table and a head; BltModel itself has no head."""
     tensors = {

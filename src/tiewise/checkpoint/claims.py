@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tiewise.checkpoint.composite_ends import PartPlace, with_head_of_part, with_other_class
+from tiewise.checkpoint.composite_ends import PartPlace, part_inside, with_head_of_part, with_other_class
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, ends_from, family_data
 from tiewise.checkpoint.untrusted import short
@@ -176,7 +176,8 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
             chosen_ends = chosen_ends or ClassEnds()
         if chosen_ends is None:
             return None
-        composite = with_other_class(composite, part, default_ends or ClassEnds(), chosen_ends)
+        replaced = default_ends or part_inside(composite, part.prefix)
+        composite = with_other_class(composite, part, replaced, chosen_ends)
     return composite
 
 

@@ -64,6 +64,18 @@ def with_head_of_part(ends: ClassEnds, part: PartPlace, part_ends: ClassEnds | N
     return replace(ends, head={**ends.head, **inner.head}, only_if={**ends.only_if, **inner.only_if})
 
 
+def part_inside(ends: ClassEnds, prefix: str) -> ClassEnds:
+    """Return the ends of a part by the composite's own names, for a part that the architecture data lacks."""
+    output = None
+    if ends.output is not None and _has_head_in(ends, prefix):
+        output = ends.output.removeprefix(prefix)
+    return ClassEnds(
+        inputs=tuple(name.removeprefix(prefix) for name in ends.inputs if name.startswith(prefix)),
+        output=output,
+        biases=tuple(name.removeprefix(prefix) for name in ends.biases if name.startswith(prefix)),
+    )
+
+
 def _has_head_in(ends: ClassEnds, prefix: str) -> bool:
     """Return whether the head of a composite is inside the part with this prefix."""
     return ends.output is not None and ends.output.startswith(prefix)
