@@ -15,10 +15,11 @@ from tests.report.opened_page import (
 from tests.report.page_samples import sample_inspection, sample_pages
 
 from tiewise.core.files import write_result
-from tiewise.core.measurement import Listing
+from tiewise.core.measurement import NATS, Curve, Listing, Measurement, Quantity
 from tiewise.planning.plan import plan
 from tiewise.report.comparison_page import write_report
 from tiewise.report.comparison_panels import training_panels
+from tiewise.report.figures import panels
 from tiewise.report.inspection_page import inspection_page
 from tiewise.report.plan_page import write_plan
 from tiewise.report.report_page import PageSection
@@ -172,6 +173,54 @@ def test_texts_of_figures_neither_overlap_nor_leave_the_figure(browser, tmp_path
             visit.open_all()
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, name
             assert visit.page.evaluate(TEXTS_OUT_OF_PLACE) == [], name
+
+
+# texts of an interactive figure that leave it or cover another, and the share of its height that the plot has
+INTERACTIVE = """(id) => {
+    const whole = document.querySelector(id).getBoundingClientRect();
+    const texts = [...document.querySelectorAll(`${id} svg text`)].filter((text) => text.textContent.trim());
+    const level = texts.filter((text) => !/rotate\\((?!0)/.test(text.getAttribute("transform") || ""));
+    const boxes = level.map((text) => [text.textContent, text.getBoundingClientRect()]).filter(([, box]) => box.width);
+    const bad = texts.filter((text) => {
+        const box = text.getBoundingClientRect();
+        return box.width && (box.left < whole.left - 1 || box.right > whole.right + 1 || box.bottom > whole.bottom + 1);
+    }).map((text) => text.textContent);
+    boxes.forEach(([one, a], at) => boxes.slice(at + 1).forEach(([other, b]) => {
+        const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (across > 1 && down > 4) bad.push(`${one} | ${other}`);
+    }));
+    const plot = document.querySelector(`${id} .nsewdrag`)?.getBoundingClientRect();
+    return { bad, share: plot ? plot.height / whole.height : 1 };
+}"""
+
+
+def figures_with_long_names(at):
+    """Return a measurement of one model for three figures."""
+    losses = (3.0, 2.0 + 0.1 * at, 1.0)
+    curve = Curve("Loss by step", (0, 500, 1000), losses, which="the tuned lens", unit=NATS)
+    name = "output − input, by nearest neighbours in common, number"
+    rows = [Quantity(f"{name} {row}", 10.0 ** (-4 * row), unit="probability", figure="Rows") for row in range(3)]
+    units = {"as they stand": "cosine", "by rank": "correlation of the lengths", "CKA": "share"}
+    scores = [Quantity(name, 0.2, 0.1, 0.3, 9, unit=unit, figure="Units") for name, unit in units.items()]
+    return Measurement("yes", (*rows, *scores), curves=(curve,)).about(f"models/of-one-family/number-{at}")
+
+
+def test_interactive_figures_of_a_phone_neither_overlap_nor_leave_the_figure(browser, tmp_path):  # noqa: F811
+    measured = {f"models/of-one-family/number-{at}": figures_with_long_names(at) for at in range(4)}
+    section = PageSection("Figures", panels=panels(measured))
+    path = write_result(render_page(section), tmp_path / "page.html", "out")
+    with Visit(browser, path, width=390) as visit:
+        visit.open_all()
+        count = visit.page.locator(".plot").count()
+        assert count == 3
+        for index in range(count):
+            visit.make_interactive(index)
+            found = visit.page.evaluate(INTERACTIVE, f"#plot-{index}")
+            assert found["bad"] == [], index
+            assert found["share"] > 0.3, index
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert visit.said == []
 
 
 def test_cards_of_a_phone_leave_out_missing_values(browser, tmp_path):  # noqa: F811

@@ -16,7 +16,7 @@ from tiewise.report.report_page import Panel
 INTERVALS = "Bars and bands: 95 % intervals; grey strokes: no effect; grey crosses: permuted data."
 AXIS_MINIMUM = {"probability": 1e-12}  # smaller values are drawn at this one, by unit
 LABEL_WIDTH = 24  # letters in a line of a row's name, as many as fit on a phone
-ROW_HEIGHT, FOREST_ROW_HEIGHT = 38, 46  # pixels
+ROW_HEIGHT, FOREST_ROW_HEIGHT, LINE_HEIGHT = 38, 46, 17  # pixels of a row at least, and of a line of its name
 SPREAD = 0.5  # share of a row's height over which its dots are spread
 HOVER = "%{customdata}<extra>%{fullData.name}</extra>"
 
@@ -152,9 +152,11 @@ class _DotPlot:
         row_height, share_format = ROW_HEIGHT, ".0%"
         if self.is_forest:
             row_height, share_format = FOREST_ROW_HEIGHT, ".1~%"
+        labels = _row_labels(self.names)
+        most_lines = max((label.count("<br>") + 1 for label in labels), default=1)
+        row_height = max(row_height, LINE_HEIGHT * most_lines)
         finish(self.figure, title, None).update_layout(height=150 + row_height * max(len(self.names), 1))
-        places = list(range(len(self.names)))
-        self.figure.update_yaxes(tickvals=places, ticktext=_row_labels(self.names), zeroline=False)
+        self.figure.update_yaxes(tickvals=list(range(len(self.names))), ticktext=labels, zeroline=False)
         self.figure.update_yaxes(range=[len(self.names) - 0.4, -0.6])
         self.figure.update_xaxes(title=", ".join(self.units), zeroline=False)
         if self.units == ["share"]:

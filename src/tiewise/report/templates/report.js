@@ -74,7 +74,7 @@ async function makeInteractive(button) {
   plotly ??= startPlotly();
   await plotly;
   place.textContent = "";
-  place.style.height = `${record.figures[index].layout.height}px`;
+  place.style.height = `${figureForScreen(index).layout.height}px`;
   place.setAttribute("role", "group");
   place.setAttribute("aria-label", button.closest("figure").querySelector("h3").textContent);
   place.tabIndex = -1;
@@ -84,12 +84,48 @@ async function makeInteractive(button) {
   button.remove();
 }
 
+const narrow = window.matchMedia("(max-width: 600px)");
+const LEGEND_LINE = 22, LEGEND_LETTERS = 34, TITLE_LETTERS = 24, TICKS = 4;
+
+/** Return a figure's data and layout, on a narrow screen with short lines, few ticks, and room for the legend. */
+function figureForScreen(index) {
+  if (!narrow.matches) return record.figures[index];
+  const { data, layout } = structuredClone(record.figures[index]);
+  let lines = 0;
+  for (const trace of data) {
+    if (trace.colorbar) Object.assign(trace.colorbar, { nticks: TICKS, tickangle: 0 });
+    if (!trace.name || trace.showlegend === false) continue;
+    trace.name = inLines(trace.name, LEGEND_LETTERS);
+    lines += trace.name.split("<br>").length;
+  }
+  layout.height += LEGEND_LINE * Math.max(0, lines - 2);
+  for (const name of Object.keys(layout).filter((key) => key.startsWith("xaxis"))) {
+    const axis = layout[name];
+    if (axis.title?.text) axis.title.text = inLines(axis.title.text, TITLE_LETTERS);
+    if (axis.tickvals || axis.type === "category") continue;
+    delete axis.dtick;
+    axis.nticks = TICKS;
+  }
+  return { data, layout };
+}
+
+/** Return a text in lines of at most so many letters, where its words allow it. */
+function inLines(text, most) {
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (longer.length <= most) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines.filter(Boolean).join("<br>");
+}
+
 /** Draw an interactive figure in the theme of the page. */
 function draw(index) {
-  const { data, layout } = record.figures[index];
+  const { data, layout } = figureForScreen(index);
   // a finger that scrolls must not zoom a figure by accident, nor buttons cover it where there is no room beside the legend
   const touched = window.matchMedia("(pointer: coarse)").matches;
-  const bare = touched || window.matchMedia("(max-width: 600px)").matches;
+  const bare = touched || narrow.matches;
   const config = {
     responsive: true, displayModeBar: bare ? false : "hover", displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
   };
