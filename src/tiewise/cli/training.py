@@ -227,6 +227,8 @@ def train(**parameters: Any) -> None:
     if trained is None:
         return
     _print_figures(trained)
+    if trained.note:
+        print(trained.note)
     if "changed" in trained.setting:
         _print_paper_figures(trained)
     from tiewise.training.folder import how_it_loads

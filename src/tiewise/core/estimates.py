@@ -70,6 +70,50 @@ def p_value(estimate: Estimate, levels: Sequence[float]) -> float:
     return two_sided_p(t, estimate.rows - 1)
 
 
+@dataclass(frozen=True)
+class SlopeFit:
+    """A slope with its standard error, and the degrees of freedom of that error."""
+
+    slope: float
+    error: float
+    df: int
+
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the slope."""
+        half = critical_t(self.df) * self.error
+        return self.slope - half, self.slope + half
+
+    @property
+    def p(self) -> float:
+        """Two-sided p of a slope of zero."""
+        if self.error == 0:
+            return float(self.slope == 0)
+        return two_sided_p(self.slope / self.error, self.df)
+
+
+def common_slope(series: Sequence[Sequence[tuple[float, float]]]) -> SlopeFit | None:
+    """Fit one slope to several series of points (x, y), each with its own level, by least squares.
+
+    The error is that of the residuals, which have Σ n − series − 1 degrees of freedom. None if that is below 1, or if
+    no series has two different x.
+
+    >>> fit = common_slope([[(0, 1.0), (1, 0.5), (2, 0.0)], [(0, 3.0), (1, 2.5), (2, 2.0)]])
+    >>> fit.slope, fit.df
+    (-0.5, 3)
+    """
+    centred = []
+    for points in series:
+        values = np.asarray(points, np.float64)
+        centred.append(values - values.mean(axis=0))
+    x, y = np.concatenate(centred).T
+    df, spread = len(x) - len(series) - 1, float(x @ x)
+    if df < 1 or spread == 0:
+        return None
+    slope = float(x @ y) / spread
+    residuals = y - slope * x
+    return SlopeFit(slope, math.sqrt(float(residuals @ residuals) / df / spread), df)
+
+
 def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int]) -> Estimate:
     """Return a statistic of n independent units with its delete-one jackknife interval.
 

@@ -39,6 +39,7 @@ from tiewise.core.records import from_record
 from tiewise.core.text import Bigram, asymmetric_bigrams
 from tiewise.planning.evidence import SIZE_SETTINGS, SYNTHETIC, Expectation, assess_difference
 from tiewise.training.data.corpus import PreparedText, load_prepared
+from tiewise.training.descent import descent_note, descents_of
 from tiewise.training.finding import complete
 from tiewise.training.folder import (
     DATA,
@@ -429,7 +430,8 @@ def finish_run(job: Job, display: Display, workers: Workers | None = None) -> Si
     """Train or finish one run; raises as `train`."""
     with display.runs(job.settings.steps) as bar:
         [outcome] = (workers or Workers(1)).each(train, [job], bar.show, lambda job, outcome: None)
-    return SingleRun(outcome.result, job.folder, kind_of(job.settings).setting(job.settings, job.text), job.text.facts)
+    setting, falls = kind_of(job.settings).setting(job.settings, job.text), descents_of({job.arm: [outcome.result]})
+    return SingleRun(outcome.result, job.folder, setting, job.text.facts, descent_note(falls), falls)
 
 
 def open_run(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:

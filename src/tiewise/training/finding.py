@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiewise.core.measurement import loss_digits, magnitudes, plain, signed
+from tiewise.training.descent import descent_note, descents
 from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 
 UNEQUAL = 0.05  # share of the reference's parameters from which `--match parameters` is advised
@@ -31,7 +32,7 @@ def complete(comparison: Comparison) -> Comparison:
         measured += differences(comparison, comparison.reference, arm).values()
     for family in ("heldout_nll", "frequency:"):  # the finding compares arms, and their tokens by frequency
         measured = _corrected_family(measured, family)
-    comparison = replace(comparison, differences=measured)
+    comparison = replace(comparison, differences=measured, descents=descents(comparison))
     return replace(comparison, finding="\n".join(sentences(comparison)))
 
 
@@ -76,10 +77,12 @@ def _arms_by_outcome(comparison: Comparison) -> dict[str, list[str]]:
 def explanations(comparison: Comparison) -> list[str]:
     """Return sentences that explain the finding.
 
-    They state what so many seeds can detect, which tokens differ, and how to compare equal sizes.
+    They state if training ended too early, what so many seeds can detect, which tokens differ, and how to compare equal
+    sizes.
     """
     others = [arm for arm in comparison.arms if arm != comparison.reference]
-    lines = [_power(comparison, arm) for arm in others] + [_by_frequency(comparison, arm) for arm in others]
+    lines = [descent_note(comparison.descents)]
+    lines += [_power(comparison, arm) for arm in others] + [_by_frequency(comparison, arm) for arm in others]
     if any(_advises_match(comparison, arm) for arm in others):
         lines.append("The arms differ in size; --match parameters compares equal sizes.")
     return [line for line in lines if line]

@@ -106,6 +106,18 @@ class RunResult:
     unigram_nll: float | None = None  # nll of the masked tokens under a unigram model of the training text
 
 
+@dataclass(frozen=True)
+class Descent:
+    """Fall of an arm's validation loss over its last evaluations, along a fitted line; made by `descents`."""
+
+    arm: str
+    steps: int  # between the first of these evaluations and the last
+    fall: float  # nats per token over these steps; negative if the loss rises
+    low: float  # lower end of the 95 % interval
+    high: float
+    detected: bool  # the loss still falls: p < 0.05 with Holm's correction over the arms
+
+
 @dataclass(frozen=True, repr=False)
 class SingleRun(PrintedResult):
     """A run that is not part of a comparison.
@@ -117,6 +129,8 @@ class SingleRun(PrintedResult):
         folder: folder of the run.
         setting: settings of the model, as a comparison's results.json has them.
         data: facts about the text.
+        note: a sentence if the validation loss still fell at the end; "" otherwise.
+        descents: that fall, if the run has enough evaluations.
 
     >>> import tiewise
     >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
@@ -129,6 +143,8 @@ class SingleRun(PrintedResult):
     folder: Path
     setting: dict[str, Any]
     data: dict[str, Any]
+    note: str = ""
+    descents: list[Descent] = field(default_factory=list)
 
     @property
     def model(self) -> Path:
@@ -141,13 +157,19 @@ class SingleRun(PrintedResult):
         `dense` is None if the model needs no dense form.
         """
         dense = self.folder / DENSE
-        return to_record(self.result) | {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
+        files = {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
+        return (
+            to_record(self.result)
+            | files
+            | {"descents": [to_record(each) for each in self.descents], "note": self.note}
+        )
 
     def answer_text(self) -> str:
         """Return the losses and the folder of the model."""
         result = self.result
         losses = f"validation loss {result.heldout_nll:.4f}, training loss {result.train_nll:.4f} nats per token"
-        return f"{result.arm}, seed {result.seed}: {losses} after {result.steps:,} steps.\nmodel: {self.model}"
+        answer = f"{result.arm}, seed {result.seed}: {losses} after {result.steps:,} steps."
+        return "\n".join(line for line in (answer, self.note, f"model: {self.model}") if line)
 
     def rows(self) -> list[Row]:
         """Return one row: the figures of the run."""
@@ -206,6 +228,7 @@ class Comparison(PrintedResult):
         bigrams: keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-
             then-right.
         differences: each arm's differences to the reference.
+        descents: fall of each arm's validation loss at the end of training.
         finding: the result for each arm in one sentence, the answer first.
         expectation: tied − untied expected from the atlas; None without both arms.
         schema: version of the JSON format.
@@ -232,6 +255,7 @@ class Comparison(PrintedResult):
     direct_path: list[ArmDirectPath] = field(default_factory=list)
     bigrams: list[dict[str, Any]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    descents: list[Descent] = field(default_factory=list)
     finding: str = ""
     expectation: Expectation | None = None
     schema: int = SCHEMA
