@@ -210,7 +210,8 @@ def audits() -> Schema:
             "rules": object_schema({"ran": TEXTS, "skipped": mapping(TEXT)}),
         }
     )
-    return with_optional(required, {"hub": schema_of(audit.HubReport)})
+    known = {**schema_of(hints["findings"]), "description": "findings of the baseline; only with --baseline"}
+    return with_optional(required, {"known_findings": known, "hub": schema_of(audit.HubReport)})
 
 
 def inspections() -> Schema:

@@ -203,6 +203,10 @@ CASES |= cases(
         "check quantise": "check tied --quantise plan.json --fail-on warning",
         "check quantise absent": "check tied --quantise nowhere.json",
         "check full": "check flag-lies --full",
+        "check format json": "check flag-lies --format json",
+        "check format unknown": "check tied --format serif",
+        "check baseline absent": "check tied --baseline nowhere.json",
+        "check baseline wrong": "check tied --baseline plan.json",
         "check select": "check flag-lies --select B03,B012 -q",
         "check select unknown": "check flag-lies --select X9",
         "check ignore": "check flag-lies --ignore B012,B08 --quiet",
@@ -213,6 +217,13 @@ CASES |= cases(
         "check headers and deep": "check tied --headers --deep",
         "check target": "check tied --target untied",
     }
+)
+CASES |= cases(
+    {
+        f"check format {name}": f"check flag-lies no-head tied nowhere --format {name}"
+        for name in ("sarif", "github", "agent")
+    },
+    json=False,
 )
 CASES |= cases({"check follow links": "check b001-link --follow-links"}, needs=("outside.safetensors",))
 

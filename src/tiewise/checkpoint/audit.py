@@ -103,6 +103,7 @@ class Audit(PrintedResult):
         nbytes: bytes of all tensors.
         outcomes: outcome of loading with each loader; empty unless a complete model.
         findings: sorted by severity, the most severe first, then by id.
+        in_baseline: findings that `findings` lacks, because the baseline has them; None without a baseline.
         ran: ids of the rules that ran.
         skipped: {id of a rule that did not run: the reason}.
         scan: tables were read; False: headers only.
@@ -127,6 +128,7 @@ class Audit(PrintedResult):
     nbytes: int = 0
     outcomes: tuple[LoaderOutcome, ...] = ()
     findings: tuple[Finding, ...] = ()
+    in_baseline: tuple[Finding, ...] | None = None
     ran: tuple[str, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
     scan: bool = True
@@ -199,6 +201,7 @@ class Audit(PrintedResult):
             "worst": self.worst,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
+            **_baseline_record(self.in_baseline),
             "rules": {"ran": self.ran, "skipped": self.skipped},
         }
         if self.hub is not None:
@@ -219,6 +222,13 @@ def _ends_record(ends: TableLikeness | None) -> dict[str, Any] | None:
     if ends.of is None:
         del record["of"]
     return record
+
+
+def _baseline_record(in_baseline: Iterable[Finding] | None) -> dict[str, Any]:
+    """Return the findings of the baseline as a JSON object, which is empty without one."""
+    if in_baseline is None:
+        return {}
+    return {"known_findings": [asdict(finding) for finding in in_baseline]}
 
 
 def _claims_record(claims: Claims) -> dict[str, Any]:

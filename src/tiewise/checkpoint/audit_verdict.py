@@ -9,6 +9,7 @@ from tiewise.checkpoint.rules.rule import Finding, counted
 from tiewise.checkpoint.transformers_loading import WITH_TIEWISE
 
 BROKEN, UNREADABLE, NEEDS_TIEWISE, WORKS, HEALTHY = "BROKEN", "UNREADABLE", "NEEDS TIEWISE", "Works", "Healthy"
+NO_NEWS = "No news"  # nothing above a note that the baseline lacks
 KINDS = {  # {kind of a checkpoint: its name in a sentence}
     "folder": "this folder",
     "file": "this file",
@@ -26,17 +27,44 @@ def verdict(audit: Audit) -> str:
 
     The first word says how serious it is. Below "Healthy" and "Works", a fix of the most severe finding follows.
     """
-    if audit.worst in (None, "info"):
+    word = verdict_word(audit)
+    if word == NO_NEWS:
+        return f"{NO_NEWS}: {_findings_of_baseline(audit)}."
+    if word == HEALTHY:
         return f"{HEALTHY}{_of_headers(audit)}: {'; '.join(_healthy_parts(audit))}."
     worst = audit.findings[0]
-    return f"{_severity_word(audit, worst)}: {first_sentence(worst.evidence)}. {fix_sentence(worst)}"
+    if word == WORKS:
+        word += f", with {_warnings(audit)}"
+    return f"{word}: {first_sentence(worst.evidence)}. {fix_sentence(worst)}"
 
 
-def _severity_word(audit: Audit, worst: Finding) -> str:
-    """Return the first words of the verdict on a checkpoint with warnings or errors."""
+def _warnings(audit: Audit) -> str:
+    """Return the number of warnings in words: "1 warning"."""
+    return counted(sum(finding.count for finding in audit.findings if finding.severity == "warning"), "warning")
+
+
+def _findings_of_baseline(audit: Audit) -> str:
+    """Return the findings above a note that the baseline has, in words."""
+    serious = _serious_in_baseline(audit)
+    worst = serious[0]
+    number = counted(sum(finding.count for finding in serious), "known finding")
+    return f"{number}, the most severe {worst.rule} ({worst.severity})"
+
+
+def _serious_in_baseline(audit: Audit) -> list[Finding]:
+    """Return the findings above a note that the baseline has, the most severe first."""
+    return [finding for finding in audit.in_baseline or () if finding.severity != "info"]
+
+
+def verdict_word(audit: Audit) -> str:
+    """Return the first word of the verdict: one of the constants of this module."""
+    if audit.worst in (None, "info"):
+        if _serious_in_baseline(audit):
+            return NO_NEWS
+        return HEALTHY
+    worst = audit.findings[0]
     if worst.severity == "warning":
-        count = sum(finding.count for finding in audit.findings if finding.severity == "warning")
-        return f"{WORKS}, with {counted(count, 'warning')}"
+        return WORKS
     if worst.rule == "B001" and worst.severity in NOTHING_READ:
         return UNREADABLE
     is_of_tiewise = any(outcome.loader == WITH_TIEWISE for outcome in audit.outcomes)

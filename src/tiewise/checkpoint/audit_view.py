@@ -161,7 +161,7 @@ def _finding(finding: Finding) -> Group:
     evidence = as_sentence(finding.evidence)
     lines = [_indented(rich_text.Text.assemble((finding.rule, "bold"), " ", severity, "  ", evidence))]
     for fix in finding.fixes:
-        if "tiewise " in fix:
+        if "tiewise " in fix or fix.startswith("mv -- "):
             lines.append(rich_text.Text.assemble(("    → ", "green"), fix, no_wrap=True, overflow="ignore"))
         else:
             lines.append(_indented(rich_text.Text.assemble(("  → ", "green"), fix)))
@@ -177,7 +177,7 @@ def _indented(block: RenderableType) -> Padding:
 
 def counted_findings(audit: Audit) -> str:
     """Return the findings by severity in words, e.g. "1 error, 2 warnings"."""
-    if not audit.findings:
+    if not audit.findings and not audit.in_baseline:
         return f"{len(audit.ran)} rules found no fault"
     counts = Counter[str]()
     for finding in audit.findings:
@@ -189,6 +189,8 @@ def counted_findings(audit: Audit) -> str:
             words.append(f"{count:,} {_PLURALS.get(severity, severity)}")
         elif count == 1:
             words.append(f"1 {severity}")
+    if audit.in_baseline:
+        words.append(f"{sum(finding.count for finding in audit.in_baseline):,} known")
     return ", ".join(words)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import positive_int
 from tiewise.checkpoint.families import family
@@ -86,9 +86,21 @@ def _families_of_class(name: str) -> list[str]:
     raise CheckpointError(problem, remedy)
 
 
+class QuantisationSection(NamedTuple):
+    """Part of a config that describes a quantisation."""
+
+    key: str  # dotted path in the config; "" if there is no such part
+    values: Mapping[str, Any]
+
+
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a config that describes a quantisation; empty if absent."""
-    return next(iter(_quantisations(config).values()), {})
+    return quantisation_section(config).values
+
+
+def quantisation_section(config: Mapping[str, Any]) -> QuantisationSection:
+    """Return the outermost part of a config that describes a quantisation, with its place."""
+    return next(_sections(config), QuantisationSection("", {}))
 
 
 def quantisation_keys(config: Mapping[str, Any]) -> frozenset[str]:
@@ -96,20 +108,19 @@ def quantisation_keys(config: Mapping[str, Any]) -> frozenset[str]:
 
     transformers reads "quantization_config" alone; MLX writes "quantization".
     """
-    return frozenset(_quantisations(config))
+    return frozenset(section.key.rpartition(".")[2] for section in _sections(config))
 
 
-def _quantisations(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return {key: section} of all descriptions of a quantisation, the outermost first."""
-    sections = dict[str, Mapping[str, Any]]()
-    for level in (config, config.get("text_config"), config.get("llm_config")):
+def _sections(config: Mapping[str, Any]) -> Iterator[QuantisationSection]:
+    """Yield all descriptions of a quantisation, the outermost first."""
+    levels = {"": config, "text_config.": config.get("text_config"), "llm_config.": config.get("llm_config")}
+    for prefix, level in levels.items():
         if not isinstance(level, Mapping):
             continue
         for key in ("quantization_config", "compression_config", "quantization"):
             section = level.get(key)
             if isinstance(section, Mapping):
-                sections.setdefault(key, section)
-    return sections
+                yield QuantisationSection(prefix + key, section)
 
 
 def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:

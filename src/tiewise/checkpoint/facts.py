@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -218,11 +219,12 @@ def _command_line(verb: str, path: Path, options: tuple[str, ...]) -> str:
 
 
 def result_path(source: Path) -> str:
-    """Return a path next to the source for its rewrite, quoted for a shell."""
-    if source.name in ("", ".."):
-        return "NEW_DIR"
+    """Return a free path next to the source for its rewrite, quoted for a shell."""
+    if source.name in ("", ".."):  # the current folder, one above it, or a root
+        source = source / ".." / source.resolve().name
     stem = str(source).removesuffix(".safetensors")
-    return shlex.quote(f"{stem}-fixed")
+    names = (f"{stem}-fixed{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 100))))
+    return shlex.quote(next((name for name in names if not os.path.lexists(name)), "NEW_DIR"))
 
 
 def _is_plain_matrix(tensor: Stored) -> bool:

@@ -11,7 +11,9 @@ from tiewise.cli import options as o
 from tiewise.core.errors import CheckpointError, suggest_choices
 
 if TYPE_CHECKING:
-    from tiewise.checkpoint.audit import Audit
+    from tiewise.checkpoint.baseline import Baseline
+    from tiewise.checkpoint.formats.answer import CheckedPath
+    from tiewise.checkpoint.formats.table import OutputFormat
     from tiewise.checkpoint.rules.rule import Rule
 
 COMPARED, READING = "Adapters, drafts, exports, and planned uses", "Reading"  # panels of the help
@@ -77,6 +79,20 @@ def check(
         rich_help_panel=READING,
     ),
     follow_links: bool = o.FOLLOW_LINKS,
+    baseline: Path = typer.Option(
+        None,
+        metavar="FILE",
+        help="Report only findings that this JSON of an earlier check lacks.",
+        rich_help_panel=o.RESULTS,
+    ),
+    format_: str = typer.Option(
+        None,
+        "--format",
+        metavar="FORMAT",
+        help="Output: text, json, sarif, github (annotations) or agent (lines of key=value).",
+        show_default="text",
+        rich_help_panel=o.RESULTS,
+    ),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -92,61 +108,91 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}; {suggest_choices(fail_on, FAIL_ON)}")
+    form = _format(format_, json_)
     options: dict[str, Any] = {"base": base, "original": original, "target": target, "world": world}
     options |= {"as_class": as_class, "quantise": quantise, "deep": deep, "scan": not headers}
     options |= {"follow_links": follow_links, "build": not no_build}
     options |= {"all_headers": all_headers, "full": full}
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
-    view: dict[str, bool] | None = {"full": full, "named": len(paths) > 1}
+    from tiewise.checkpoint.hub_names import checkpoint_path
+
+    earlier = _baseline(baseline)
+    answers = []
+    for path in map(checkpoint_path, paths):
+        answer = _answer(path, options, earlier, quiet=quiet)
+        answers.append(answer)
+        if form.render is None:
+            _print_text(answer, full=full, named=len(paths) > 1)
+    if form.render is not None:
+        o.print_text(form.render(answers))
+    _exit(answers, fail_on)
+
+
+def _format(name: str | None, json_: bool) -> OutputFormat:
+    """Return the format that `--format` names; `--json` is the same as `--format json`."""
+    from tiewise.checkpoint.formats.table import FORMATS, JSON, TEXT
+
+    if json_ and name not in (None, JSON):
+        raise typer.BadParameter(f"--json with --format {name}: leave one of them out")
     if json_:
-        view = None
-    audits = _audits(paths, options, view, quiet=quiet)
-    if json_:
-        _print_records(audits, is_list=len(paths) > 1)
-    if len(audits) < len(paths):
+        return FORMATS[JSON]
+    if name is None:
+        return FORMATS[TEXT]
+    if name not in FORMATS:
+        raise typer.BadParameter(f"--format {name}; {suggest_choices(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def _baseline(path: Path | None) -> Baseline | None:
+    """Read the file of `--baseline`; None without one."""
+    from tiewise.checkpoint.baseline import read_baseline
+
+    if path is None:
+        return None
+    return read_baseline(path)
+
+
+def _answer(path: Path, options: dict[str, Any], earlier: Baseline | None, *, quiet: bool) -> CheckedPath:
+    """Check one path; a path that cannot be read gives an answer with the error.
+
+    Args:
+        path: the checkpoint.
+        options: arguments of `check`.
+        earlier: findings that are not reported again; None reports all.
+        quiet: show no progress.
+    """
+    from tiewise.checkpoint.audit import check as audit_of
+    from tiewise.checkpoint.formats.answer import CheckedPath
+
+    try:
+        with o.interruptible(f" while reading {path}"), o.progress_bar(quiet, reads=True):
+            audit = audit_of(path, **options)
+    except CheckpointError as error:
+        o.print_to_stderr(f"tiewise: {error}")
+        return CheckedPath(path, error=str(error))
+    if earlier is not None:
+        audit = earlier.new_of(audit)
+    return CheckedPath(path, audit)
+
+
+def _print_text(answer: CheckedPath, *, full: bool, named: bool) -> None:
+    """Print an audit for a person; an error was printed on stderr."""
+    from tiewise.checkpoint.audit_view import audit_view
+
+    if answer.audit is not None:
+        o.print_view(audit_view(answer.audit, full, named))
+
+
+def _exit(answers: list[CheckedPath], fail_on: str) -> None:
+    """End with the exit code of the answers.
+
+    It is 2 if a path could not be read, and 1 if a finding is as severe as `--fail-on`.
+    """
+    audits = [answer.audit for answer in answers if answer.audit is not None]
+    if len(audits) < len(answers):
         raise typer.Exit(2)
     if fail_on != "never" and any(audit.at_least(fail_on) for audit in audits):
         raise typer.Exit(1)
-
-
-def _audits(paths: list[Path], options: dict[str, Any], view: dict[str, bool] | None, *, quiet: bool) -> list[Audit]:
-    """Check every path and return the audits of those that can be read.
-
-    Args:
-        paths: the checkpoints.
-        options: arguments of `check`.
-        view: arguments of `audit_view`, which prints each audit as soon as it is done; None prints nothing.
-        quiet: show no progress.
-
-    Raises:
-        CheckpointError: the only path cannot be read. One of several is reported on stderr and left out.
-    """
-    from tiewise.checkpoint.audit import check as audit_of
-    from tiewise.checkpoint.audit_view import audit_view
-    from tiewise.checkpoint.hub_names import checkpoint_path
-
-    audits = []
-    for path in map(checkpoint_path, paths):
-        try:
-            with o.interruptible(f" while reading {path}"), o.progress_bar(quiet, reads=True):
-                audit = audit_of(path, **options)
-        except CheckpointError as error:
-            if len(paths) == 1:
-                raise
-            o.print_to_stderr(f"tiewise: {error}")
-            continue
-        audits.append(audit)
-        if view is not None:
-            o.print_view(audit_view(audit, **view))
-    return audits
-
-
-def _print_records(audits: list[Audit], is_list: bool) -> None:
-    """Print the audits as JSON: one object, or a list within one."""
-    from tiewise.checkpoint.audit import SCHEMA
-
-    records = [audit.record() for audit in audits]
-    o.print_json({"schema": SCHEMA, "audits": records} if is_list else records[0])
 
 
 def _explain(name: str, json_: bool) -> None:

@@ -154,6 +154,12 @@ def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
+def print_text(text: str) -> None:
+    """Print a text on stdout as it is; nothing if it is empty."""
+    if text:
+        print(text)
+
+
 def print_view(view: RenderableType | Callable[[int], RenderableType]) -> None:
     """Print a view on stdout, without highlighting numbers and paths.
 

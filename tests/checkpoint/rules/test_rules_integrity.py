@@ -66,6 +66,12 @@ def gone(name):
     return changed(lambda path: (path / name).unlink(), shards=2)
 
 
+def one_shard(path):
+    """Leave the first of two shards, without the index."""
+    for name in (INDEX, SHARDS[1]):
+        (path / name).unlink()
+
+
 def twice(norm):
     """Return a function that writes a folder with the same tensor in both shards."""
     part = {"model.embed_tokens.weight": table(), "model.layers.0.mlp.down_proj.weight": table(8, 16, 1)}
@@ -101,12 +107,12 @@ FIRES = [
     ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", POINTER), LFS),
     ("B001", "warning", "vocab.txt", False, holding("vocab.txt", "\ufeff[PAD]\nthe\n"), "part of the first token"),
     ("B001", "warning", "tokenizer.model", False, holding("tokenizer.model", POINTER), LFS),
-    *(("B001", severity, name, False, encoded(name, encoding), "begins with the byte order mark of UTF-", "as UTF-8 w")
+    *(("B001", severity, name, True, encoded(name, encoding), "begins with the byte order mark of UTF-", REPAIR)
       for name, severity in {"config.json": "fatal", "tokenizer.json": "warning"}.items()
       for encoding in ("utf-8-sig", "utf-16", "utf-32")),
     ("B001", "fatal", "pytorch_model.bin", False, renamed("pytorch_model.bin"), "pytorch_model.bin"),
     ("B002", "fatal", SHARDS[0], False, gone(SHARDS[0]), "2 tensors", "model.embed_tokens.weight"),
-    ("B002", "fatal", INDEX, False, holding(INDEX, '{"weight_map": 3}', shards=2)),
+    ("B002", "fatal", INDEX, True, holding(INDEX, '{"weight_map": 3}', shards=2), "no weight_map", REPAIR),
     ("B002", "error", INDEX, False, mapped("model.wte", SHARDS[0]), "1 tensor that no shard file stores (model.wte)"),
     # a tied model does not need the head
     ("B002", "error", INDEX, True, mapped(HEAD, SHARDS[0]), f"1 tensor that no shard file stores ({HEAD})", REPAIR),
@@ -114,7 +120,8 @@ FIRES = [
      f"1 tensor that no shard file stores ({HEAD})"),
     ("B002", "error", SHARDS[0], True, mapped(NORM, SHARDS[0]), f"the wrong shard file for 1 tensor ({NORM})", REPAIR),
     ("B002", "error", SHARDS[1], True, mapped(NORM, None), f"the index lacks 1 stored tensor ({NORM})", REPAIR),
-    ("B002", "fatal", INDEX, False, gone(INDEX), SHARDS[0]),
+    ("B002", "fatal", INDEX, True, gone(INDEX), SHARDS[0], REPAIR),
+    ("B002", "fatal", INDEX, False, changed(one_shard, shards=2), "the index of 1 shard file", "download the index"),
     ("B002", "error", "weights.safetensors", False, renamed("weights.safetensors"), "weights.safetensors"),
     *(("B003", "warning", INDEX, True, sharded("metadata", total_size=wrong), BYTES)
       for wrong in (1, 5, 1.5, "many", True, [1])),

@@ -67,25 +67,29 @@ def mlx(columns, groups=1, head=False, tied=True, **quantization):
 LISTED = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 PATTERNS = ["lm_head*", "lm_head", "*lm_head", "re:.*lm_head", "re:^lm_head$", "*head*"]
 FIRES += [
-    *(("B054", "error", "quantization_config.exclude_modules", False, packed(**LISTED, exclude_modules=["x", pattern]),
+    *(("B054", "error", "quantization_config.exclude_modules", True, packed(**LISTED, exclude_modules=["x", pattern]),
        f'"{pattern}" excludes lm_head from quantisation',
        "it is stored quantised (input_scale, weight, weight_scale, weight_scale_2)")
       for pattern in PATTERNS),
-    *(("B054", "error", f"{MODELOPT}.quantization.exclude_modules", False, packed(sidecar={"exclude_modules": [entry]}),
-       f'"{entry}" excludes lm_head', f'remove "{entry}" from the list') for entry in ("lm_head", "lm_head*")),
-    ("B054 B052", "error", "quantization_config.ignore", False,
+    *(("B054", "error", f"{MODELOPT}.quantization.exclude_modules", True, packed(sidecar={"exclude_modules": [entry]}),
+       f'"{entry}" excludes lm_head', "tiewise repair PATH --to PATH-fixed\n") for entry in ("lm_head", "lm_head*")),
+    # the pattern names a plain module, too
+    ("B054", "error", "quantization_config.exclude_modules", False, packed(**LISTED, exclude_modules=["*m*"]),
+     'remove "*m*" from the list by hand'),
+    ("B054 B052", "error", "quantization_config.ignore", True,
      quantised(by(COMPRESSED, H), tied=False, quant_method=COMPRESSED, ignore=["re:.*lm_head"])),
-    ("B054", "error", "quantization_config.llm_int8_skip_modules", False,
+    ("B054", "error", "quantization_config.llm_int8_skip_modules", True,
      quantised(by("bitsandbytes", H), tied=False, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
-    ("B054 B013", "error", f"{MODELOPT}.quantization.exclude_modules", False,
+    ("B054 B013", "error", f"{MODELOPT}.quantization.exclude_modules", True,
      packed((E, H), {"exclude_modules": ["lm_head"]}, tied=True)),
     *(("B054", "error", HEAD, False, packed(width=width), f"{width} bytes wide; 8 numbers take 8 bytes, or 4 with")
       for width in (3, 5, 16)),
-    *(("B054", "error", TABLE, False, mlx(*how, **said), words, '"model.embed_tokens": {"group_size": 64, "bits": 8}')
+    *(("B054", "error", TABLE, True, mlx(*how, **said), words, '"model.embed_tokens": {"group_size": 64, "bits": 8}')
       for how, said, words in (
           ((16,), {}, "is packed at 8 bits in groups of 64, and quantization says 4 bits in groups of 64"),
           ((16,), {E: {"group_size": 32, "bits": 8}}, "says 8 bits in groups of 32"))),
-    ("B054", "error", "quantization.model.embed_tokens", False, mlx(8, **{E: False}), "which means unquantised"),
+    ("B054", "error", "quantization.model.embed_tokens", True, mlx(8, **{E: False}), "which means unquantised"),
+    ("B054", "error", TABLE, False, mlx(7), "packed at 3.5 bits", "take the checkpoint from its source again"),
     ("B013", "warning", f"{H}.biases", True, mlx(8, head=True),
      "stored twice, which costs 864 bytes",
      "lm_head and model.embed_tokens are equal byte for byte (biases, scales, weight)"),

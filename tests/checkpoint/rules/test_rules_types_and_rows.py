@@ -148,7 +148,7 @@ NEW = (V, "<a>", True), (V + 1, "<b>", True)
 # rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
     *(("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
-       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise vocab resize PATH --vocab {V + 3} --to PATH-fixed\n")
+       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntake {TABLE} from its source; or resize both ends again, from ")
       for tied in (True, False)),
     ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, and the model 10"),
     ("B030 B020", "fatal", "albert.embeddings.word_embeddings.weight", False, albert()),
@@ -172,13 +172,13 @@ FIRES = [
         ("B041", UNTIED | {"tensors": {TABLE: np.zeros((V, D), BF16)}, "head": table().astype(BF16),
                            "config": {"dtype": "bfloat16"}}, "all tokens look alike"))),
     ("B043 B041", "info", HEAD, False, UNTIED | {"head": np.zeros((V, D), np.float32)}, "has the same logit"),
-    ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1}},
+    ("B033", "error", "vocab_size", True, {"config": {"vocab_size": V - 1}},
      f"vocab_size is {V - 1}", f"has {V} rows"),
-    ("B033", "error", "text_config.vocab_size", False, llava(vocab_size=V - 1)),
-    ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
+    ("B033", "error", "text_config.vocab_size", True, llava(vocab_size=V - 1)),
+    ("B033", "error", "vocab_size", True, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
     # a resize that changed one config level; older releases read the root level (transformers#40130)
-    ("B033", "error", "text_config.vocab_size", False, composite(V, V + 8), f"is {V + 8}, and", f"has {V} rows"),
-    ("B033", "error", "text_config.vocab_size", False, composite(V + 8, V, V + 8), f"is {V}, and"),
+    ("B033", "error", "text_config.vocab_size", True, composite(V, V + 8), f"is {V + 8}, and", f"has {V} rows"),
+    ("B033", "error", "text_config.vocab_size", True, composite(V + 8, V, V + 8), f"is {V}, and"),
     ("B033", "warning", "vocab_size", False, composite(V + 8), f"vocab_size is {V + 8}, and text_config.vocab_size is"),
     # image tokens, which most classes look up
     *(("B034", "error", key, False, picture(*LLAVA_CLASS, **{key: value}), f"{key} is {worst}, and ids",
@@ -222,17 +222,18 @@ FIRES = [
      "tiewise vocab resize PATH --multiple-of 64 --to PATH-fixed"),
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "which costs 2.1 MB",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight)"),
-    *((f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
-       f"but {end} is quantised and {other} is not", f"{end} has {', '.join(sorted(METHODS[method]))}\n")
+    *((f"B050{UNREAD.get((method, end), '')}", "error", end, True, quantised(by(method, end), head=head),
+       f"but {end} is quantised and {other} is not", "to keep both tables: tiewise repair PATH --to PATH-fixed; ",
+       f"{end} has {', '.join(sorted(METHODS[method]))}\n")
       for end, other, head in ((H, E, None), (E, H, table())) for method in METHODS),
     ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False),
      "its scales is missing"),
     ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False),
      "its weight_scale is missing"),
-    ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores no head"),
-    ("B050", "error", "config.json", False, quantised(tied=False, quant_method="gptq", lm_head=True),
+    ("B050", "error", "config.json", True, quantised(quant_method="gptq", lm_head=True), "stores no head"),
+    ("B050", "error", "config.json", True, quantised(tied=False, quant_method="gptq", lm_head=True),
      "is not quantised"),
-    ("B050", "error", "config.json", False, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=False),
+    ("B050", "error", "config.json", True, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=False),
      "quantization_config.lm_head is false, and lm_head is quantised (g_idx, qweight, qzeros, scales)"),
     ("B051", "warning", SKIPPED, False, quantised(**SKIP),
      "quantises the head on loading", "it is the input table\n", '\nadd "lm_head" to it\n'),

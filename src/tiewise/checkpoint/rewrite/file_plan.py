@@ -25,6 +25,7 @@ PROVENANCE = "tiewise.json"
 LEFT_OUT = (".git", ".cache")  # history and download data of the source, wrong for the result
 WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".onnx_data", ".npz")  # large files that nobody edits
 OTHER_WEIGHTS = (".bin", ".msgpack", ".h5", ".ckpt", ".pth")  # other weights that a tool may load as the model
+_NEW_INDEX = b"{\n  }\n"  # indented as transformers indents an index
 MOST_DEPTH = 16  # deepest nesting of folders
 
 
@@ -56,8 +57,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     Raises:
         CheckpointError: the source is damaged, or it contains a link that leads outside.
     """
-    if folder.faults:
-        raise CheckpointError(folder.faults[0].problem, folder.faults[0].remedy)
+    _require_readable(folder, change)
     _require_one_copy(folder, change)
     rewritten: dict[str, tuple[NewTensor, ...]] = {}
     unchanged: list[str] = []
@@ -73,8 +73,9 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     if change.config:
         texts[CONFIG] = edit_json_file(folder, CONFIG, change.config)
     index_is_outdated = change.reindex or len(unchanged) < len(folder.headers)
-    if folder.weight_map is not None and index_is_outdated:
-        texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
+    needs_index = folder.weight_map is not None or change.reindex
+    if needs_index and index_is_outdated:
+        texts[INDEX] = _index_text(folder, folder.weight_map or {}, change, tensors)
 
     files = _UnchangedFiles(folder)
     files.add_all({*folder.headers, *texts, PROVENANCE, *change.leave})
@@ -86,6 +87,16 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         tensors=tensors,
         notes=(*_note_on_other_weights(folder), *files.notes),
     )
+
+
+def _require_readable(folder: Folder, change: Change) -> None:
+    """Raise if a file of the source is damaged that the change does not replace."""
+    written = set(change.texts)
+    if change.reindex and folder.weight_map is None:
+        written.add(INDEX)
+    for fault in folder.faults:
+        if fault.file not in written:
+            raise CheckpointError(fault.problem, fault.remedy)
 
 
 class _Contents(NamedTuple):
@@ -222,10 +233,13 @@ def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors:
     """Return the text of the result's index.
 
     It has the file of every tensor, and the sum of bytes. All other entries stay. A name that no file contains also
-    stays, unless the change drops it: the entry shows that a tensor is missing.
+    stays, unless the change drops it: the entry shows that a tensor is missing. An index that is absent or unreadable
+    is replaced.
     """
-    text = folder.read(INDEX)[INDEX]
-    record = parse_json(text, str(folder.path / INDEX), unique=True)
+    text, record = _NEW_INDEX, {}
+    if folder.weight_map is not None:
+        text = folder.read(INDEX)[INDEX]
+        record = parse_json(text, str(folder.path / INDEX), unique=True)
     metadata = record.get("metadata")
     if not isinstance(metadata, dict):
         metadata = {}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from tiewise.checkpoint.adapter import AdapterFacts
+from tiewise.checkpoint.byte_order_marks import as_utf8
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
+from tiewise.checkpoint.hub_names import is_hub_path
 from tiewise.checkpoint.rules.rule import (
     AnyFacts,
     Observation,
     Observations,
+    Repair,
     Severity,
     counted,
     names,
@@ -23,6 +27,7 @@ from tiewise.checkpoint.untrusted import LEADS_OUTSIDE, short
 from tiewise.core.errors import to_printable
 
 _SHARD_FILE = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+_SHARD_NUMBERS = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
 
 
@@ -49,7 +54,8 @@ def _unreadable_files(facts: Facts) -> Observations:
         if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shard files
             yield _unreadable_file(fault, facts)
     for fault in _further_faults(facts):
-        yield Observation(fault.file, _without_path(fault, folder), fault.remedy, severity="warning")
+        repair = _encoding_repair(facts, fault)
+        yield Observation(fault.file, _without_path(fault, folder), *repair, severity="warning")
     yield from _only_pickles(folder)
 
 
@@ -57,10 +63,20 @@ def _unreadable_file(fault: Fault, facts: Facts) -> Observation:
     """Return the finding about one file; links that the user may allow are errors."""
     where, problem = short(fault.file), _without_path(fault, facts.folder)
     if problem != to_printable(f"{fault.file}: {LEADS_OUTSIDE}"):
-        return Observation(where, problem, fault.remedy)
+        return Observation(where, problem, *_encoding_repair(facts, fault))
     follow = f"if you trust the link: tiewise check {shlex.quote(str(facts.path))} --follow-links"
     problem = f"{where} is a link to a file outside the folder, and was not read"
     return Observation(where, problem, (follow, "else: copy the file into the folder"), severity="error")
+
+
+def _encoding_repair(facts: Facts, fault: Fault) -> Repair:
+    """Return the repair of an unreadable file.
+
+    `repair` rewrites JSON that starts with a byte order mark as UTF-8.
+    """
+    if facts.folder.headers and as_utf8(facts.folder, fault.file) is not None:
+        return Repair(facts.command("repair"), is_safe=True)
+    return Repair(fault.remedy)
 
 
 def _only_pickles(folder: Folder) -> Observations:
@@ -100,27 +116,52 @@ def index_and_shards(facts: Facts) -> Observations:
     What to do: `tiewise repair` rebuilds the index; a missing shard file must be downloaded.
     Sources: llama.cpp#12456; mergekit#385
     """
-    yield from _missing_files(facts.folder)
+    yield from _missing_files(facts)
     weight_map = facts.folder.weight_map
     if weight_map is None:
-        yield from _missing_index(facts.folder)
+        yield from _missing_index(facts)
     else:
         yield from _wrong_index(facts, weight_map)
 
 
-def _missing_files(folder: Folder) -> Observations:
+def _missing_files(facts: Facts) -> Observations:
     """Report an index that cannot be read, and shard files that the folder lacks."""
+    folder = facts.folder
     if not folder.faults:
         return
     by_file = _tensors_by_file(folder.weight_map or {})
     for fault in folder.faults:
         if fault.file == INDEX:
-            yield INDEX, _without_path(fault, folder), fault.remedy
+            yield INDEX, _without_path(fault, folder), *_index_repair(facts, fault.remedy)
         elif fault.file in by_file and not folder.has(fault.file):
             lacking = by_file[fault.file]
             problem = f"the file {short(fault.file)} is missing; the index maps {counted(len(lacking), 'tensor')} to it"
             problem += f" ({names(lacking)})"
             yield short(fault.file), problem, "download the missing file"
+
+
+def _index_repair(facts: Facts, by_hand: str) -> Repair:
+    """Return the repair of a missing or unreadable index.
+
+    `repair` writes it if every shard is there.
+    """
+    if has_all_shards(facts.folder):
+        return Repair(facts.command("repair"), is_safe=True)
+    return Repair(by_hand)
+
+
+def has_all_shards(folder: Folder) -> bool:
+    """Return whether the tensor files are the complete set that their names count, without an index.
+
+    The names of n shards end in `-00001-of-0000n` to `-0000n-of-0000n`.
+    """
+    numbered = [_SHARD_NUMBERS.fullmatch(file) for file in folder.headers]
+    shards = [match.groups() for match in numbered if match is not None]
+    stems = {(stem, count) for stem, _, count in shards}
+    if folder.weight_map is not None or folder.copies or len(shards) < len(folder.headers) or len(stems) != 1:
+        return False
+    ((_, count),) = stems
+    return sorted(int(number) for _, number, _ in shards) == list(range(1, int(count) + 1))
 
 
 def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
@@ -131,8 +172,9 @@ def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
     return by_file
 
 
-def _missing_index(folder: Folder) -> Observations:
+def _missing_index(facts: Facts) -> Observations:
     """Report a folder in which loaders find no weights because it has no index."""
+    folder = facts.folder
     if folder.config is None or not folder.headers:
         return
     if folder.opened is not None or folder.has(INDEX):
@@ -141,18 +183,25 @@ def _missing_index(folder: Folder) -> Observations:
     if shard_files:
         problem = f"the index of {counted(len(shard_files), 'shard file')} is missing, so transformers finds no weights"
         problem += f" ({names(shard_files)})"
-        yield INDEX, problem, "download the index, or write the checkpoint again"
+        yield INDEX, problem, *_index_repair(facts, "download the index, or write the checkpoint again")
     elif isinstance(folder.config.get("model_type"), str):
-        yield _other_file_names(list(folder.headers))
+        yield _other_file_names(facts, list(folder.headers))
 
 
-def _other_file_names(files: list[str]) -> Observation:
+def _other_file_names(facts: Facts, files: list[str]) -> Observation:
     """Return the finding about files of tensors under names that transformers does not look for."""
     remedy = "write the checkpoint again"
-    if len(files) == 1:
+    if len(files) == 1 and is_hub_path(facts.folder.path):
         remedy = f"rename it to {SINGLE}"
+    elif len(files) == 1:
+        remedy = f"mv -- {_quoted(facts.folder.path / files[0])} {_quoted(facts.folder.path / SINGLE)}"
     problem = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
     return Observation(short(files[0]), problem, remedy, severity="error")
+
+
+def _quoted(path: Path) -> str:
+    """Return a path quoted for a shell."""
+    return shlex.quote(str(path))
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:

@@ -6,11 +6,13 @@ from collections.abc import Collection
 
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import CONFIG
 from tiewise.checkpoint.loader_columns import BROKEN, ERROR, TRANSFORMERS_4, LoaderOutcome, named_loaders
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     SEVERITIES,
+    JsonEdit,
     Observation,
     Observations,
     Repair,
@@ -32,6 +34,18 @@ def _has_reader(claim: Claim) -> bool:
 def _levels_with_reader(facts: Facts) -> list[Claim]:
     """Return the levels whose flag some loader reads."""
     return [claim for claim in facts.claims.levels if _has_reader(claim)]
+
+
+def untying_edits(facts: Facts) -> tuple[JsonEdit, ...]:
+    """Return the edits that set the flag to false at every level that some loader reads."""
+    levels = [claim for claim in _levels_with_reader(facts) if claim.level in facts.levels]
+    return tuple(JsonEdit(CONFIG, f"{claim.level}.{FLAG}".removeprefix("."), False) for claim in levels)
+
+
+def only_ties_ends(facts: Facts) -> bool:
+    """Return whether the flag ties the two ends, and has no other effect."""
+    claims = facts.claims
+    return claims.fixed is None and not claims.t5_like and not facts.layer_ties
 
 
 def _flag_repair(facts: Facts) -> Repair:

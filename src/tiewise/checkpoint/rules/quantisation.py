@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import PACKED, ends_with, positive_int
-from tiewise.checkpoint.config_parts import quantisation
+from tiewise.checkpoint.config_parts import quantisation, quantisation_section
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import CONFIG
+from tiewise.checkpoint.rules.flags import only_ties_ends, untying_edits
 from tiewise.checkpoint.rules.quantisation_config import is_listed, lists_of, method_of, packs_module
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Observation, Observations, describe, flag_text, names, rule
+from tiewise.checkpoint.rules.rule import (
+    JsonEdit,
+    Observation,
+    Observations,
+    describe,
+    flag_text,
+    names,
+    rule,
+)
 from tiewise.checkpoint.stored import BITS, FLOATING, Stored
 from tiewise.checkpoint.stored_modules import End
 from tiewise.checkpoint.untrusted import object_of, short
@@ -24,6 +35,7 @@ _SCALE = re.compile(
 )  # in the name of a tensor by which packed numbers are multiplied
 _WEIGHT_SCALE = re.compile(r"^weight_scale")
 _SCALE_OF = {"qweight": "scales", "weight_packed": "weight_scale"}  # packed part → part with its scales
+_MLX_BITS = (2, 3, 4, 5, 6, 8)  # bits of a number that mlx packs
 _NAME = re.compile(r"[\w.]*")  # matches a module's name, and no pattern
 
 
@@ -57,13 +69,14 @@ def half_quantised(facts: Facts) -> Observations:
         yield from _incomplete(table)
         yield from _incomplete(head)
     if facts.claims.tied:
-        yield from _packed_next_to_plain(table, head)
+        yield from _packed_next_to_plain(facts)
     if facts.is_complete and table.parts:
-        yield from _wrong_lm_head(quantisation(facts.config).get("lm_head"), head)
+        yield from _wrong_lm_head(facts, head)
 
 
-def _packed_next_to_plain(table: End, head: End) -> Observations:
+def _packed_next_to_plain(facts: Facts) -> Observations:
     """Report that one end of a tied pair is stored quantised, and the other one plain."""
+    table, head = facts.roles.input_end, facts.roles.output_end
     if table.quantised == head.quantised:
         return
     if not table.parts or not head.parts:
@@ -74,8 +87,17 @@ def _packed_next_to_plain(table: End, head: End) -> Observations:
     where = short(packed.module)
     problem = f"the config says tied, but {where} is quantised and {short(plain.module)} is not"
     problem += f". A loader that ties drops one of the two, or fails. {where} has {names(packed.parts)}"
-    fixes = ("set tie_word_embeddings to false at every level of config.json", "or quantise again without the head")
-    yield where, problem, fixes
+    again = "to keep one table: quantise again without the head"
+    if _have_all_parts(table, head) and only_ties_ends(facts):
+        fixes = (f"to keep both tables: {facts.command('repair')}", again)
+        yield Observation(where, problem, fixes, safe=True, edits=untying_edits(facts))
+    else:
+        yield where, problem, ("set tie_word_embeddings to false at every level of config.json", again)
+
+
+def _have_all_parts(*ends: End) -> bool:
+    """Return whether no end is quantised without its numbers or its scales."""
+    return all(not end.quantised or _needed_part(end) in end.parts for end in ends)
 
 
 def _incomplete(end: End) -> Observations:
@@ -98,8 +120,10 @@ def _needed_part(end: End) -> str:
     return "weight"
 
 
-def _wrong_lm_head(flag: Any, head: End) -> Observations:
+def _wrong_lm_head(facts: Facts, head: End) -> Observations:
     """Report that GPTQ's `lm_head`, which says if the head is quantised, is wrong."""
+    section = quantisation_section(facts.config)
+    flag = section.values.get("lm_head")
     if not isinstance(flag, bool) or flag is head.quantised:
         return
     stored = "the checkpoint stores no head"
@@ -107,8 +131,10 @@ def _wrong_lm_head(flag: Any, head: End) -> Observations:
         stored = f"{short(head.module)} is quantised ({names(head.parts)})"
     elif head.parts:
         stored = "the stored head is not quantised"
-    problem = f"quantization_config.lm_head is {flag_text(flag)}, and {stored}"
-    yield "config.json", problem, f"set quantization_config.lm_head to {flag_text(not flag)} by hand"
+    key = f"{section.key}.lm_head"
+    problem = f"{key} is {flag_text(flag)}, and {stored}"
+    edit = JsonEdit(CONFIG, key, head.quantised)
+    yield Observation(CONFIG, problem, facts.command("repair"), safe=True, edits=(edit,))
 
 
 @rule("B051", "warning", "modules that a quantisation leaves alone exist in the model")
@@ -259,40 +285,71 @@ def packed_otherwise(facts: Facts) -> Observations:
 def _listed_as_plain(facts: Facts, end: End, other: End) -> Observations:
     """Report lists that leave a packed end alone, except those that B051 reports."""
     module = _module(end)
-    for where, entries in _lists(facts).items():
-        entry = _first_pattern_of(module, entries)
-        if entry is None:
+    for listed in _lists(facts):
+        patterns = [entry for entry in listed.entries if _is_pattern_of(entry, module)]
+        if not patterns:
             continue
-        may_be_reported = facts.claims.tied and not where.startswith(MODELOPT)
-        if may_be_reported and not is_listed(_module(other), entries):
+        may_be_reported = facts.claims.tied and listed.file != MODELOPT
+        if may_be_reported and not is_listed(_module(other), listed.entries):
             continue
-        problem = f'"{short(entry)}" excludes {short(module)} from quantisation, and it is stored quantised'
+        problem = f'"{short(patterns[0])}" excludes {short(module)} from quantisation, and it is stored quantised'
         problem += f" ({names(end.parts)})"
-        yield where, problem, f'remove "{short(entry)}" from the list by hand, or quantise again'
+        by_hand = f'remove "{short(patterns[0])}" from the list by hand, or quantise again'
+        edit = _without_entries(facts, listed, patterns)
+        if edit is None:
+            yield listed.place, problem, by_hand
+        else:
+            yield Observation(listed.place, problem, facts.command("repair"), safe=True, edits=(edit,))
+
+
+def _without_entries(facts: Facts, listed: _List, patterns: list[str]) -> JsonEdit | None:
+    """Return the edit that removes patterns from a list.
+
+    Return None if one of them may name a plain module, too.
+    """
+    written = listed.values
+    if not isinstance(written, list):
+        return None
+    quantised = {_module(end) for end in (facts.roles.input_end, facts.roles.output_end) if end.quantised}
+    for module in _plain_modules(facts) - quantised:
+        if any(_is_pattern_of(pattern, module) for pattern in patterns):
+            return None
+    return JsonEdit(listed.file, listed.key, [entry for entry in written if entry not in patterns])
+
+
+def _plain_modules(facts: Facts) -> set[str]:
+    """Return the modules that are stored as a plain matrix without parts of a quantisation."""
+    parts = dict[str, set[str]]()
+    for name in facts.folder.tensors:
+        module, _, part = name.rpartition(".")
+        parts.setdefault(module, set()).add(part)
+    return {module for module, names_of_parts in parts.items() if names_of_parts <= {"weight", "bias"}}
 
 
 MODELOPT = "hf_quant_config.json"
 
 
-def _lists(facts: Facts) -> dict[str, list[str]]:
-    """Return the modules that the folder's quantisations leave alone, by the place of the list."""
-    sections = {
-        "quantization_config": quantisation(facts.config),
-        f"{MODELOPT}.quantization": object_of(object_of(facts.modelopt).get("quantization")),
-    }
-    lists = dict[str, list[str]]()
-    for place, section in sections.items():
-        for key, entries in lists_of(section).items():
-            lists[f"{place}.{key}"] = entries
-    return lists
+@dataclass(frozen=True)
+class _List:
+    """List of modules that a quantisation leaves alone."""
+
+    file: str
+    key: str  # dotted path in the file
+    place: str  # as findings name it
+    entries: list[str]
+    values: Any  # the JSON value at the key
 
 
-def _first_pattern_of(module: str, entries: list[str]) -> str | None:
-    """Return the first entry of a list that surely names a module; None for none."""
-    for entry in entries:
-        if _is_pattern_of(entry, module):
-            return entry
-    return None
+def _lists(facts: Facts) -> Iterator[_List]:
+    """Yield the lists of modules that the folder's quantisations leave alone."""
+    section = quantisation_section(facts.config)
+    for key, entries in lists_of(section.values).items():
+        place = f"quantization_config.{key}"
+        yield _List(CONFIG, f"{section.key}.{key}", place, entries, section.values.get(key))
+    separate = object_of(object_of(facts.modelopt).get("quantization"))
+    for key, entries in lists_of(separate).items():
+        path = f"quantization.{key}"
+        yield _List(MODELOPT, path, f"{MODELOPT}.{path}", entries, separate.get(key))
 
 
 def _is_pattern_of(entry: str, module: str) -> bool:
@@ -341,22 +398,60 @@ def _wrong_bits(facts: Facts, end: End) -> Observations:
     if weight.dtype != "U32":
         return
     section = object_of(facts.config.get("quantization"))
-    module, by_module = short(end.module), section.get(_module(end))
+    module = _module(end)
+    by_module = section.get(module)
     if by_module is False:
-        where = f"quantization.{module}"
+        where = f"quantization.{short(module)}"
         problem = f"{where} is false, which means unquantised, and the module is quantised ({names(end.parts)})"
-        yield where, problem, f"write its bits and group_size there: {CONFIG_FIX}"
+        yield _packed_as_stored(facts, end, where, problem)
         return
     settings = section
     if isinstance(by_module, Mapping):
         settings = by_module
-    yield from _other_packing(facts, module, settings, weight, scales)
+    yield from _other_packing(facts, end, settings)
 
 
-def _other_packing(
-    facts: Facts, module: str, settings: Mapping[str, Any], weight: Stored, scales: Stored
-) -> Observations:
+class _Packing(NamedTuple):
+    """Packing of a table by MLX, as the shapes of its parts show."""
+
+    bits: float  # bits of a number
+    group: float  # numbers that share a scale
+
+    @property
+    def entry(self) -> dict[str, int]:
+        """The entry of the config that describes it."""
+        return {"group_size": int(self.group), "bits": int(self.bits)}
+
+
+def _stored_packing(facts: Facts, end: End) -> _Packing | None:
+    """Return the packing of an end; None if the shapes show none."""
+    columns, groups = _columns(end.parts["weight"]), _columns(end.parts["scales"])
+    width = facts.text.hidden_size
+    if 0 in (columns, groups) or width is None:
+        return None
+    packing = _Packing(32 * columns / width, width / groups)
+    if packing.bits not in _MLX_BITS or not packing.group.is_integer():
+        return None
+    return packing
+
+
+def _packed_as_stored(facts: Facts, end: End, where: str, problem: str) -> Observation:
+    """Return the finding about an end that is packed otherwise than the config says.
+
+    `repair` writes the packing that the shapes show.
+    """
+    packing, module = _stored_packing(facts, end), _module(end)
+    if packing is None:
+        return Observation(where, problem, "take the checkpoint from its source again")
+    problem += f'. "{short(module)}": {json.dumps(packing.entry)} would fit'
+    keys = [key for key in ("quantization", "quantization_config") if isinstance(facts.config.get(key), Mapping)]
+    edits = tuple(JsonEdit(CONFIG, key, {module: packing.entry}) for key in keys)  # mlx-lm writes both
+    return Observation(where, problem, facts.command("repair"), safe=True, edits=edits)
+
+
+def _other_packing(facts: Facts, end: End, settings: Mapping[str, Any]) -> Observations:
     """Report a table whose shapes show other bits or groups than the settings of its module."""
+    weight, scales = end.parts["weight"], end.parts["scales"]
     bits, group = positive_int(settings.get("bits")), positive_int(settings.get("group_size"))
     if bits is None or group is None:
         return
@@ -364,12 +459,11 @@ def _other_packing(
     if 0 in (columns, groups) or 32 * columns == bits * group * groups:
         return
     width = facts.text.hidden_size or group * groups
-    stored_bits, stored_group = 32 * columns / width, width / groups
-    packing = f"{stored_bits:g} bits in groups of {stored_group:g}"
-    problem = f"{module} is packed at {packing}, and quantization says {bits} bits in groups of {group}"
+    stored = _Packing(32 * columns / width, width / groups)
+    problem = f"{short(end.module)} is packed at {stored.bits:g} bits in groups of {stored.group:g}"
+    problem += f", and quantization says {bits} bits in groups of {group}"
     problem += f". It is {describe(weight)} with scales {list(scales.shape)}"
-    entry = f'"{module}": {{"group_size": {stored_group:g}, "bits": {stored_bits:g}}}'
-    yield short(weight.name), problem, f"write {entry} into quantization of config.json"
+    yield _packed_as_stored(facts, end, short(weight.name), problem)
 
 
 def _columns(tensor: Stored) -> int:

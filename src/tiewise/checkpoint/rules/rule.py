@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
@@ -43,6 +43,15 @@ Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least severe first
 HEADERS, BOTH_TABLES, EVERY_ROW = "headers", "both tables", "every row, with `--deep`"  # values of `Rule.reads`
 CheckpointType = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
+
+
+@dataclass(frozen=True)
+class JsonEdit:
+    """New value in a JSON file of a checkpoint, which `tiewise repair` writes."""
+
+    file: str  # such as "config.json"
+    key: str  # dotted path
+    value: Any  # a JSON value; the entries of an object are added to those of the object in the file
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class Observation(NamedTuple):
     repair: str | tuple[str, ...]  # one fix, or several of which the user chooses one
     safe: bool = False
     severity: Severity | None = None  # None for the rule's severity
+    edits: tuple[JsonEdit, ...] = ()  # values that `tiewise repair` writes
 
 
 Observations: TypeAlias = Iterator[
@@ -106,6 +116,13 @@ class Rule:
             fixes = (result.repair,) if isinstance(result.repair, str) else result.repair
             repair = "; ".join(fixes)
             yield Finding(self.id, severity, result.where, result.evidence, repair, result.safe, fixes=fixes)
+
+    def safe_edits(self, facts: AnyFacts) -> Iterator[JsonEdit]:
+        """Yield the values that `tiewise repair` writes for the rule's safe findings."""
+        for fields in self.look(facts):
+            result = Observation(*fields)
+            if result.safe:
+                yield from result.edits
 
 
 _REGISTERED: dict[str, Rule] = {}

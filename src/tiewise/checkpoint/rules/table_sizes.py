@@ -9,9 +9,11 @@ from tiewise.checkpoint.claims import SPEC, Claim, first_count, positive_int, us
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.hf_folder import CONFIG
 from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_in_config
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
+    JsonEdit,
     Observation,
     Observations,
     Severity,
@@ -139,7 +141,8 @@ def table_shapes(facts: Facts) -> Observations:
     Both must be as wide as the model, except with a projection or a factored table (ALBERT, ELECTRA, OPT-350m,
     tiewise's classes). A resize of one end only leaves different sizes (transformers#35141), and loaders stop or draw
     the smaller table at random.
-    What to do: `tiewise vocab resize --vocab N` gives both ends and the bias one size; a wrong width is a wrong table.
+    What to do: take the shorter table from its source, or resize the model again in a tool that changes both ends. A
+    wrong width is a wrong table.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
     tables = [table for table in facts.roles.one_table_per_end if not facts.roles.is_packed(table)]
@@ -160,10 +163,11 @@ def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
     if table.rows == head.rows:
         return
     if facts.tied is True or not _may_differ(facts, table, head):
-        rows = max(table.rows, head.rows)
         problem = f"the two tables have different numbers of rows, {table.rows:,} and {head.rows:,}"
         problem += f". {describe(table)} and {describe(head)}"
-        yield short(head.name), problem, facts.command("vocab resize", f"--vocab {rows}")
+        shorter = min(table, head, key=lambda end: end.rows)
+        fixes = (f"take {short(shorter.name)} from its source", "or resize both ends again, from the model before")
+        yield short(head.name), problem, fixes
 
 
 def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
@@ -194,7 +198,7 @@ def vocab_size(facts: Facts) -> Observations:
     level; a larger number at the root is a warning, because older releases and other tools read that one
     (transformers#40130). The rule respects sizes of other vocabularies in the config (decoder_vocab_size, per-layer
     tables), and paddings that the config declares.
-    What to do: set vocab_size to the number of rows at every level, or resize the tables.
+    What to do: `tiewise repair` sets vocab_size to the number of rows; or resize the tables.
     Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
     table, rows = facts.roles.plain_input_table, facts.text.vocab_size
@@ -204,7 +208,7 @@ def vocab_size(facts: Facts) -> Observations:
     declared = {rows, _padded_rows(facts, rows), *facts.text_vocabularies}
     if table.rows not in declared:
         problem = f"{key} is {rows:,}, and {short(table.name)} has {table.rows:,} rows"
-        yield key, problem, f"{CONFIG_FIX}: {key} = {table.rows}"
+        yield _wrong_vocab_size(facts, key, problem, table.rows)
         return
     for claim in _levels_above(facts):
         if claim.vocab_size is not None and claim.vocab_size > max(declared):
@@ -212,6 +216,17 @@ def vocab_size(facts: Facts) -> Observations:
             problem = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, as {short(table.name)} has"
             problem += ". Tools that read the first number fail"
             yield Observation(outer, problem, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+
+
+def _wrong_vocab_size(facts: Facts, key: str, problem: str, rows: int) -> Observation:
+    """Return the finding about a `vocab_size` that differs from the number of rows.
+
+    `repair` writes it, unless the family has another name for the key.
+    """
+    if "vocab_size" not in facts.levels.get(facts.text.level, {}):
+        return Observation(key, problem, f"{CONFIG_FIX}: {key} = {rows}")
+    edit = JsonEdit(CONFIG, key, rows)
+    return Observation(key, problem, facts.command("repair"), safe=True, edits=(edit,))
 
 
 _PADDING_KEYS = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")

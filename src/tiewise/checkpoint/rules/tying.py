@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiewise.checkpoint.claims import FLAG, Claims, architecture
+from tiewise.checkpoint.claims import FLAG, Claim, Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import ComparedEnds, Facts
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
@@ -22,6 +22,7 @@ from tiewise.checkpoint.rules.rule import (
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.wrapper_names import unwrapped_names
 from tiewise.core.files import format_bytes
 
 
@@ -86,6 +87,9 @@ def _misnamed_input(facts: Facts, table: Stored) -> Observation:
         effect = "transformers draws the table at random"
         severity = "fatal"
     problem = f"{_misnamed(table, name)}: {effect}"
+    if unwrapped_names(facts.folder.tensors, table.name, name):
+        problem += ". A training wrapper put a prefix before the names"
+        return Observation(name, problem, facts.command("repair"), safe=True, severity=severity)
     remedy = f"rename it to {name}, and change the prefix of the other tensors in the same way"
     twins = _tables_of_others(facts, table.name, name)
     if twins:
@@ -165,9 +169,12 @@ def no_output(facts: Facts) -> Observations:
     where, true_level = roles.output_name or "output head", _level_that_ties(claims)
     if true_level is None:
         yield where, problem, tuple(fixes)
-    else:
-        problem += f". {dotted(true_level)} is true"
-        yield where, problem, facts.command("repair"), True
+        return
+    written = "true"
+    if true_level.malformed is not None:
+        written = 'the text "true"'
+    problem += f". {dotted(true_level.level)} is {written}"
+    yield where, problem, facts.command("repair"), True
 
 
 def _lost_head(facts: Facts, why: str) -> str:
@@ -184,11 +191,18 @@ def _lost_head(facts: Facts, why: str) -> str:
     return problem
 
 
-def _level_that_ties(claims: Claims) -> str | None:
-    """Return the first level whose flag is true, if the class follows flags; None without one."""
+def _level_that_ties(claims: Claims) -> Claim | None:
+    """Return the first level whose flag is true, or the text "true".
+
+    Return None without such a level, and if the class ignores flags.
+    """
     if claims.fixed is not None:
         return None
-    return next((claim.level for claim in claims.levels if claim.written is True), None)
+    for claim in claims.levels:
+        is_true_text = (claim.malformed or "").lower() == "true"
+        if claim.written is True or is_true_text:
+            return claim
+    return None
 
 
 def _must_have_head(facts: Facts) -> bool:
@@ -215,6 +229,8 @@ def _why_untied(facts: Facts) -> str:
     key = dotted(claims.deciding.level)
     if claims.deciding.written is False:
         return "the config says untied"
+    if claims.deciding.malformed is not None:
+        return f"{key} is not a boolean, and this class does not tie by default"
     return f"{key} is absent, which this class reads as untied"
 
 

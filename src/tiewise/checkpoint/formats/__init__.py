@@ -1,0 +1,1 @@
+"""Formats in which `tiewise check` prints its answers: one file each, listed in `table.py`."""
