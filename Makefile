@@ -11,7 +11,7 @@ TRACKIO := trackio gradio-client httpx httpcore orjson python-multipart starlett
 # Tests run two processes on two cores; each keeps to one thread, or they would fight for them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow check docs bench format clean setup
+.PHONY: demo test test-slow check docs bench format gpu clean setup
 
 # The demo needs a part of the packages; the other targets add the rest to the same environment.
 # Python must write bytecode here, because tools/set_up.py compiles none for the demo.
@@ -60,6 +60,16 @@ $(STAMP): pyproject.toml constraints.txt
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) tools/set_up.py $(VENV) torch --then 180
 	@touch $@
+
+# On a machine with a GPU: PYTHON is one with torch, triton and transformers, which nothing installs. OUT gets the results.
+OUT ?= runs/gpu
+gpu:
+	mkdir -p $(OUT)
+	status=0; \
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu --out $(OUT)/checks.json || status=1; \
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_times --out $(OUT)/times.json || status=1; \
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_rows --out $(OUT)/rows.json || status=1; \
+	exit $$status
 
 clean:
 	rm -rf $(VENV) runs build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -408,13 +408,15 @@ def tied_steps(setup: Setup) -> list[Figure]:
 
 
 def other_kernels(setup: Setup) -> list[Figure]:
-    """Check Liger and Cut Cross-Entropy, by token and as a mean (N3).
+    """Check tiewise's Triton kernel, Liger and Cut Cross-Entropy, by token and as a mean (N3).
 
     A backend that is missing or has an untested version is left out.
     """
     setup.require_gpu()
     figures, reasons = [], []
-    for name, dtype, chosen in product(("liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})):
+    for name, dtype, chosen in product(
+        ("triton", "liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})
+    ):
         (h, w, _), t = draw_problem(setup, dtype)
         for reduction in ("mean", "none"):
             upstream = torch.linspace(-1, 2, setup.n) if reduction == "none" else torch.tensor(0.7)

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from benchmarks.gpu_branch import gpu_branch
+from benchmarks.measure import time_call
 from tests.boundary.ops.test_cross_entropy import (
     OPTIONS,
     E,
@@ -27,6 +28,7 @@ from tests.boundary.ops.test_cross_entropy import (
     problem,
 )
 
+from benchmarks import gpu_rows, gpu_times
 from tiewise.boundary.ops import cross_entropy, devices, row_loss
 from tiewise.boundary.ops.cross_entropy import oracle
 from tiewise.boundary.ops.problem import LossTensors
@@ -358,3 +360,24 @@ def test_kernel_compiles_for_nvidias_cards_with_wide_loads_and_stores(slope_type
         assert "ld.global.v4.b32" in code
         assert "st.global.v4.b32" in code
         assert code.count("bar.sync") >= 7  # five of the sums, and one before each overwriting
+
+
+# the benchmark of its parts
+
+
+def test_benchmark_names_and_runs_every_part(device, tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    h, w = (torch.randn(n, 16, generator=generator).to(device) for n in (16, 40))
+    problem = gpu_times.Problem(h, w, torch.arange(16, device=device))
+    monkeypatch.setattr(gpu_rows, "SIZES", ((16, 4), (32, 8)))
+    monkeypatch.setattr(gpu_rows, "ROUNDS", 1)
+    monkeypatch.setattr(gpu_rows, "measure_milliseconds", partial(gpu_rows.measure_milliseconds, timed=time_call))
+    path, head = tmp_path / "rows.json", {"device": "a card", "torch": "2"}
+    record = gpu_rows.read_record(path, head)
+    gpu_rows.measure_parts(problem, "small", record, path, deadline=-1.0)
+    assert record["times"] == {}
+    gpu_rows.measure_parts(problem, "small", record, path, deadline=torch.inf)
+    assert len(record["times"]) == 1 + len(gpu_rows.CHUNKS) + 2 + 2 + 3
+    assert all(milliseconds > 0 for milliseconds in record["times"].values())
+    assert gpu_rows.read_record(path, head) == record
+    assert gpu_rows.read_record(path, head | {"torch": "3"})["times"] == {}
