@@ -92,9 +92,9 @@ class SlopeFit:
 
 
 def common_slope(series: Sequence[Sequence[tuple[float, float]]]) -> SlopeFit | None:
-    """Fit one slope to several series of points (x, y), each with its own level, by least squares.
+    """Fit one slope to several series of points (x, y) by least squares.
 
-    The error is that of the residuals, which have Σ n − series − 1 degrees of freedom. None if that is below 1, or if
+    Each series has its own level. The error is that of the residuals, which have Σ n − series − 1 degrees of freedom. None if that is below 1, or if
     no series has two different x.
 
     >>> fit = common_slope([[(0, 1.0), (1, 0.5), (2, 0.0)], [(0, 3.0), (1, 2.5), (2, 2.0)]])

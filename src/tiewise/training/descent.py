@@ -41,7 +41,10 @@ def descents_of(runs_by_arm: Mapping[str, Sequence[RunResult]]) -> list[Descent]
 
 
 def _last_evaluations(curve: Sequence[CurvePoint]) -> list[tuple[float, float]]:
-    """Return (step, validation loss) of a run's last evaluations; empty if there are too few, or one diverged."""
+    """Return (step, validation loss) of a run's last evaluations.
+
+    It is empty if there are too few, or if one diverged.
+    """
     points = [(float(point.step), point.heldout_nll) for point in curve if point.heldout_nll is not None]
     last = points[-max(FEWEST, len(points) // PART) :]
     if len(last) < FEWEST or not all(math.isfinite(nll) for _, nll in last):

@@ -108,7 +108,10 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Descent:
-    """Fall of an arm's validation loss over its last evaluations, along a fitted line; made by `descents`."""
+    """Fall of an arm's validation loss over its last evaluations, along a fitted line.
+
+    `tiewise.training.descent` makes it.
+    """
 
     arm: str
     steps: int  # between the first of these evaluations and the last
