@@ -94,8 +94,8 @@ class SlopeFit:
 def common_slope(series: Sequence[Sequence[tuple[float, float]]]) -> SlopeFit | None:
     """Fit one slope to several series of points (x, y) by least squares.
 
-    Each series has its own level. The error is that of the residuals, which have Σ n − series − 1 degrees of freedom. None if that is below 1, or if
-    no series has two different x.
+    Each series has its own level. The error is that of the residuals, which have Σ n − series − 1 degrees of freedom.
+    None if that is below 1, or if no series has two different x.
 
     >>> fit = common_slope([[(0, 1.0), (1, 0.5), (2, 0.0)], [(0, 3.0), (1, 2.5), (2, 2.0)]])
     >>> fit.slope, fit.df
