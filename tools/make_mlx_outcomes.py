@@ -1,172 +1,458 @@
-"""Write src/tiewise/checkpoint/data/mlx_lm.json: what mlx-lm loads from each family in every state of the tables.
+"""Write src/tiewise/checkpoint/data/mlx_lm.json: what mlx-lm loads from each family.
 
-    python tools/make_mlx_outcomes.py             writes the file (some minutes; needs mlx-lm[cpu] in this environment)
-    python tools/make_mlx_outcomes.py llama …     prints these families' entries
+    python tools/make_mlx_outcomes.py             writes the file (ten minutes; needs mlx-lm[cpu] in this environment)
+    python tools/make_mlx_outcomes.py llama …     runs these families alone and prints their entries
+    python tools/make_mlx_outcomes.py --update llama …    writes them into the file as well
 
-transformers saves a tiny model of each family. The tool puts it into each state of the loader matrix, with the flag
-true, false and absent at every level, and loads it with mlx-lm. If the loaded model has a parameter equal to the head,
-the tool sets it to zero: the model uses a separate head if its logits change. A family whose tiny model loads in no
-state is left out: mlx-lm does not read its config, which says nothing about its tables.
+transformers saves a tiny model of each family. The tool loads it with mlx-lm in each state of the loader matrix, with
+the flag true, false and absent at every level. Then it takes the state that loads, and leaves out one tensor, adds one,
+removes a key of the config, sets it to null, or builds the class with another setting. The file records each answer.
+A family whose tiny model loads in no state, neither under the names that transformers writes nor without the body's
+prefix, is left out: mlx-lm does not read its config, which says nothing about its tables.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import pkgutil
+import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
 import numpy as np
+import torch
 import transformers
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 from mlx_lm import models
-from mlx_lm.utils import MODEL_REMAPPING, load_model
-from safetensors.numpy import load_file, save_file
+from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "checkpoint"))
-import saved_models as saved  # noqa: E402
+sys.path[:0] = [str(ROOT / "tests" / "checkpoint"), str(ROOT / "tests" / "boundary")]
+import random_folders as folders  # noqa: E402
+from observed_loads import observe_mlx  # noqa: E402
 
 from tiewise.checkpoint.claims import FLAG  # noqa: E402
 from tiewise.checkpoint.families import family  # noqa: E402
 from tiewise.checkpoint.family_record import family_data  # noqa: E402
-from tiewise.checkpoint.loader_columns import ALONE, MLX_LETTERS, NEITHER, NONE, SAME, STATES  # noqa: E402
+from tiewise.checkpoint.loader_columns import MLX_LETTERS, NONE, STATES  # noqa: E402
+from tiewise.checkpoint.mlx_runs import decides_on_tensors, kind_of_value, numbered, text_layers  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "mlx_lm.json"
 ABOUT = (
-    "Made by tools/make_mlx_outcomes.py; do not edit. served, model types of which mlx-lm has a model, by its own name "
-    "or by the one that it takes for it. families: by the flag true, false and absent, a letter for each state of the "
-    "tables (no head, equal head, other head, head alone, neither): t tied, u both as stored, d head dropped, e load "
-    "error. Other families were not run."
+    "Made by tools/make_mlx_outcomes.py; do not edit. served: model types of which mlx-lm has a model, by its own name "
+    "or by the one that it takes for it. families: loads of tiny models; other families were not run. ends: by the "
+    "flag true, false and absent, a letter for each state of the tables (no head, equal head, other head, head alone, "
+    "neither): t tied, u both as stored, d head dropped, e load error, ? not seen. inputs, heads: names of the tables. "
+    "tensors: names outside layers, # for a number, ? after one that may be absent. layers: the same for each kind of "
+    "layer, by the name of the list. "
+    "skipped: further tensors of a layer that it passes by. skipped_parts: beginnings of names that it passes by. "
+    "more_layers: whether it passes by a layer beyond the config's number. converted: its own names, if it loads them. "
+    "keys: config keys; one of each group must be there. by_default: keys whose default did not fit the tiny model. "
+    "not_null: keys that may not be null. values: kinds of the other values of the text level. "
+    "settings: key=value with which the class was also built: the tensors that it then has more or less, or error."
 )
 FLAGS = (True, False, None)
 LETTERS = {word: letter for letter, word in MLX_LETTERS.items()}
-# keys of published configs that transformers 5 does not write
-PUBLISHED = {"rope_scaling": None, "partial_rotary_factor": 1.0, "rotary_pct": 1.0, "rotary_emb_base": 10_000}
-PUBLISHED |= {"n_ctx": 64, "mlp_bias": False, "sliding_window_pattern": 2}
+ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+OF_TENSORS = ("Expected shape", "parameters not in model", "Missing ")  # errors on tensors that do not fit the class
+OTHER_PARTS = ("vision", "visual", "audio", "multi_modal")  # beginnings of modules without text
+NAMES = frozenset([FLAG, "model_type", "architectures"])
+EXTRA = ("self_attn.rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+SIZES = {"num_key_value_heads": 2, "head_dim": 16}
+ROPE = {"linear": {}, "dynamic": {}, "yarn": {"original_max_position_embeddings": 32}}
+ROPE |= {"llama3": {"original_max_position_embeddings": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}
 
 
 def main() -> None:
     """Write the file, or print single entries."""
     transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    if sys.argv[1:]:
-        for kind in sys.argv[1:]:
-            print(kind, entry(kind))
+    chosen = [argument for argument in sys.argv[1:] if argument != "--update"]
+    if chosen and "--update" not in sys.argv:
+        for kind in chosen:
+            print(kind, json.dumps(entry(kind), indent=1))
         return
     modules = {module.name for module in pkgutil.iter_modules(models.__path__)}
     served = sorted({*modules, *(kind for kind, name in MODEL_REMAPPING.items() if name in modules)})
-    families = {}
-    for kind in (kind for kind in served if kind in family_data()["families"]):
-        letters = entry(kind)
-        families |= {kind: letters} if letters is not None else {}
-        print(kind, letters, file=sys.stderr)
+    families = json.loads(TARGET.read_text("utf-8"))["families"] if chosen else {}
+    for kind in chosen or served:
+        if kind not in family_data()["families"]:
+            continue
+        record = entry(kind)
+        families.pop(kind, None)
+        if record is not None:
+            families[kind] = record
+        print(kind, "not run" if record is None else record["ends"], file=sys.stderr)
+    write(served, families)
+
+
+def write(served: Sequence[str], families: Mapping[str, Any]) -> None:
+    """Write the file."""
     data = {"about": ABOUT, "version": mlx_lm.__version__, "date": date.today().isoformat(), "served": served}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
-    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(letters)}" for kind, letters in sorted(families.items()))
+    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(record)}" for kind, record in sorted(families.items()))
     TARGET.write_text("{\n" + ",\n".join([*lines, f'"families": {{\n{rows}\n}}']) + "\n}\n", "utf-8")
 
 
-def entry(kind: str) -> str | None:
-    """Return the letters of one family in three groups of five, or None.
-
-    None means that no state loads, or that a loaded model cannot be run.
-    """
-    ends = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-    name = next((name for name in family(kind).ends.classes if name.endswith(ends)), None)
+def entry(kind: str) -> dict[str, Any] | None:
+    """Return the record of one family; None if no state of its tiny model loads."""
+    name = next((name for name in family(kind).ends.classes if name.endswith(ENDINGS)), None)
     if name is None:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            stored = _saved(name, Path(folder))
-        except Exception as error:  # too big, or not built from this config
-            print(f"{kind}: {type(error).__name__}", file=sys.stderr)
-            return None
-        words = [[_outcome(Path(folder), *stored, flag, state) for state in STATES] for flag in FLAGS]
-    if all(word in ("load error", None) for row in words for word in row) or any(None in row for row in words):
-        return None
-    return " ".join("".join(LETTERS[str(word)] for word in row) for row in words)
-
-
-def _saved(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """Save a tiny untied model of a class and return its contents.
-
-    These are (tensors, config, names of input tables, names of the head).
-    """
-    model = saved.tiny(name, False)
-    tables, head = saved.ends(model)
-    model.save_pretrained(folder)
-    output = saved.stored_as(folder, head.weight)
-    inputs = sorted({n for table in tables for n in saved.stored_as(folder, table.weight)} - {*output})
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    if not inputs or not output or FLAG not in config.get("text_config", {FLAG: None}):
-        raise ValueError("no ends, or no flag at the level that mlx-lm reads")
-    return (
-        load_file(folder / "model.safetensors"),
-        _published(config),
-        inputs,
-        output,
-    )
-
-
-def _published(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the keys that published configs have."""
-    rope = config.get("rope_parameters") or {}
-    rope = rope["full_attention"] if isinstance(rope.get("full_attention"), dict) else rope
-    added = {"rope_theta": rope.get("rope_theta", 10_000.0)} | PUBLISHED
-    if isinstance(config.get("num_attention_heads"), int) and isinstance(config.get("hidden_size"), int):
-        added["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
-    if isinstance(text := config.get("text_config"), dict):
-        added["vocab_size"] = text.get("vocab_size")
-        config = config | {"text_config": _published(text)}
-    return added | config
-
-
-def _outcome(
-    folder: Path, tensors: dict[str, Any], config: dict[str, Any], inputs: list[str], output: list[str],
-    flag: bool | None, state: str,
-) -> str | None:  # fmt: skip
-    """Save one state, load it with mlx-lm and return the outcome.
-
-    None if the loaded model has no forward pass that shows its head.
-    """
-    table, head = tensors[inputs[0]], tensors[inputs[0]] if state == SAME else tensors[output[0]]
-    removed = {NONE: output, ALONE: inputs, NEITHER: [*inputs, *output]}.get(state, [])
-    stored = {n: head if n in output else array for n, array in tensors.items() if n not in removed}
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    flagged = saved.without(config, FLAG) if flag is None else saved.flagged(config, flag) | {FLAG: flag}
-    (folder / "config.json").write_text(json.dumps(flagged))
     try:
-        model, _ = load_model(folder, lazy=False)
-    except (Exception, SystemExit):  # one of its files calls sys.exit if a package is missing
-        return "load error"
-    parameters = {name: np.array(value.astype(mx.float32)) for name, value in tree_flatten(model.parameters())}
+        checkpoint = folders.copy_of(folders.saved_class(name))
+    except folders.CannotBuildError as error:
+        print(f"{kind}: {error}"[:200], file=sys.stderr)
+        return None
+    checkpoint.config = folders.published(checkpoint.config)
+    if not checkpoint.heads or FLAG not in checkpoint.config.get("text_config", {FLAG: None}):
+        return None  # no ends, or no flag at the level that mlx-lm reads
+    for variant in (checkpoint, without_prefix(checkpoint)):
+        run = FamilyRun(variant)
+        letters = run.letters
+        if letters is not None:
+            return {"ends": letters} | run.record()
+    return None
 
-    def equal_to(values: Any) -> list[str]:
-        """Return the names of the loaded parameters with these values."""
-        return [name for name, value in parameters.items() if value.shape == values.shape and (value == values).all()]
 
-    tables = equal_to(table)
-    if not tables:
-        return "random table"
-    heads = [name for name in equal_to(head) if name != tables[0]]
-    if heads:
-        ids = mx.array([[3, 5, 7, 11]])
-        try:
-            before = np.array(model(ids).astype(mx.float32))
-            model.update(tree_unflatten([(heads[0], mx.zeros(head.shape))]))
-            is_used = not np.array_equal(before, np.array(model(ids).astype(mx.float32)))
-        except Exception:
+def without_prefix(checkpoint: folders.Checkpoint) -> folders.Checkpoint:
+    """Return a copy with the names of the body alone."""
+    bare = folders.copy_of(checkpoint)
+    folders.drop_prefix(bare, folders.random.Random(0))
+    return bare
+
+
+class FamilyRun:
+    """Loads of one family's tiny model with mlx-lm."""
+
+    def __init__(self, checkpoint: folders.Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    @cached_property
+    def letters(self) -> str | None:
+        """Return the letters of the states in three groups of five; None if none loads."""
+        groups = []
+        for flag in FLAGS:
+            groups.append("".join(self._letter(folders.State(flag, tables)) for tables in STATES))
+        if set("".join(groups)).isdisjoint("ut"):
             return None
-        if is_used:
-            return "untied"
-    return "head dropped" if state == STATES[2] else "tied"
+        return " ".join(groups)
+
+    def _letter(self, state: folders.State) -> str:
+        """Return the letter of a state; a question mark if the loaded model has no forward pass that shows its head."""
+        words = observed(folders.in_state(self.checkpoint, state))
+        if not words:
+            return "?"
+        return LETTERS.get(words[0], "e")
+
+    @cached_property
+    def healthy(self) -> folders.Checkpoint:
+        """Return the checkpoint in a state that loads: untied if possible."""
+        assert self.letters is not None
+        groups = dict(zip(FLAGS, self.letters.split(), strict=True))
+        for flag in (False, True, None):
+            for tables, letter in zip(STATES, groups[flag], strict=True):
+                if letter in ("u", "t"):
+                    return folders.in_state(self.checkpoint, folders.State(flag, tables))
+        raise AssertionError("a family is recorded only if a state loads")
+
+    def record(self) -> dict[str, Any]:
+        """Return what else was observed: tensors, keys and settings."""
+        keys, by_default = self._keys()
+        return {
+            "inputs": self.checkpoint.inputs,
+            "heads": self.checkpoint.heads,
+            "tensors": self._outer(),
+            "layers": self._layers(),
+            "skipped": self._skipped(),
+            "skipped_parts": self._skipped_parts(),
+            "more_layers": self._passes_by_more_layers(),
+            "converted": self._converted(),
+            "keys": keys,
+            "by_default": by_default,
+            "not_null": self._not_null(),
+            "values": self._values(),
+            "settings": dict(self._settings()),
+        }
+
+    @cached_property
+    def _ends(self) -> set[str]:
+        """Return the names of input tables and head."""
+        return {*self.checkpoint.inputs, *self.checkpoint.heads}
+
+    def _outer(self) -> list[str]:
+        """Return the patterns of tensors outside layers, without the two ends."""
+        names = [name for name in self.checkpoint.tensors if name not in self._ends and numbered(name) is None]
+        return [self._marked(name, [name]) for name in names]
+
+    def _layers(self) -> dict[str, list[list[str]]]:
+        """Return {name of a list of layers: patterns of each kind of layer}."""
+        kinds: dict[str, list[list[str]]] = {}
+        for (layers, _), names in layers_of(self.checkpoint.tensors).items():
+            patterns = [self._marked(pattern, stored) for pattern, stored in names.items()]
+            if sorted(patterns) not in kinds.setdefault(layers, []):
+                kinds[layers].append(sorted(patterns))
+        return kinds
+
+    def _marked(self, pattern: str, names: Sequence[str]) -> str:
+        """Return a pattern, with a question mark if mlx-lm loads the model without these tensors."""
+        fewer = folders.copy_of(self.healthy)
+        for name in names:
+            fewer.tensors.pop(name, None)
+        return f"{pattern}?" if loads(fewer) else pattern
+
+    def _skipped(self) -> list[str]:
+        """Return the suffixes of extra tensors of a layer that mlx-lm passes by."""
+        skipped = []
+        layers, number = next(iter(layers_of(self.checkpoint.tensors)))
+        for name in EXTRA:
+            more = folders.copy_of(self.healthy)
+            more.tensors[f"{layers}.{number}.{name}"] = torch.ones(8)
+            if loads(more):
+                skipped.append(name)
+        return skipped
+
+    def _skipped_parts(self) -> list[str]:
+        """Return the beginnings of names, such as "vision_tower.", behind which mlx-lm passes by any tensor."""
+        parts = []
+        for name in self.checkpoint.tensors:
+            start = next((part for part in OTHER_PARTS if f".{part}" in f".{name}"), "")
+            if start:
+                before, _, after = name.partition(start)
+                parts.append(f"{before}{start}{after.partition('.')[0]}.")
+        return [part for part in dict.fromkeys(parts) if loads(self._with_tensor(f"{part}extra.weight"))]
+
+    def _with_tensor(self, name: str) -> folders.Checkpoint:
+        """Return the healthy checkpoint with one tensor more."""
+        more = folders.copy_of(self.healthy)
+        more.tensors[name] = torch.ones(8)
+        return more
+
+    def _passes_by_more_layers(self) -> bool:
+        """Return whether mlx-lm loads a model with one layer of text more than the config says."""
+        more = folders.copy_of(self.healthy)
+        layers = layers_of(more.tensors)
+        text = text_layers({place for place, _ in layers}, self.checkpoint.inputs)
+        last = max(number for place, number in layers if place == text)
+        for name in list(more.tensors):
+            if name.startswith(f"{text}.{last}."):
+                more.tensors[name.replace(f"{text}.{last}.", f"{text}.{last + 1}.", 1)] = more.tensors[name]
+        return loads(more)
+
+    def _converted(self) -> list[str]:
+        """Return the patterns of mlx-lm's own names, if it loads them and they are others."""
+        with tempfile.TemporaryDirectory() as path:
+            self.healthy.write(Path(path))
+            parameters = loaded_parameters(Path(path))
+        own = folders.copy_of(self.healthy)
+        own.tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
+        if not loads(own) or pattern_set(own.tensors) == pattern_set(self.healthy.tensors):
+            return []
+        return sorted(pattern_set(own.tensors).difference(self.checkpoint.heads))
+
+    def _values(self) -> dict[str, Any]:
+        """Return {key of the text level: kind of its value} for values that are no positive number or boolean."""
+        kinds = {key: kind_of_value(value) for key, value in self._level.items() if not isinstance(value, bool)}
+        return {key: kind for key, kind in kinds.items() if kind != "object" and decides_on_tensors(key)}
+
+    @property
+    def _path(self) -> str:
+        """Return the level of the config whose keys are tried: the text part of a composite."""
+        return "text_config" if isinstance(self.healthy.config.get("text_config"), dict) else ""
+
+    @property
+    def _level(self) -> dict[str, Any]:
+        """Return the text level of the healthy config."""
+        level: dict[str, Any] = self.healthy.config[self._path] if self._path else self.healthy.config
+        return level
+
+    def _with_level(self, level: Mapping[str, Any]) -> folders.Checkpoint:
+        """Return the healthy checkpoint with another text level of the config."""
+        other = folders.copy_of(self.healthy)
+        if self._path:
+            other.config[self._path] = dict(level)
+        else:
+            other.config = dict(level)
+        return other
+
+    def _with_keys(self, keys: Mapping[str, Any]) -> folders.Checkpoint:
+        """Return the healthy checkpoint with a config of these keys, which have their paths."""
+        other = folders.copy_of(self.healthy)
+        start = f"{self._path}."
+        if self._path:
+            level = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
+            other.config = {key: value for key, value in keys.items() if not key.startswith(start)}
+            other.config[self._path] = level
+        else:
+            other.config = dict(keys)
+        return other
+
+    @cached_property
+    def _all_keys(self) -> dict[str, Any]:
+        """Return {key with its path: value} of root and text level."""
+        if not self._path:
+            return dict(self.healthy.config)
+        keys = {key: value for key, value in self.healthy.config.items() if key != self._path}
+        return keys | {f"{self._path}.{key}": value for key, value in self._level.items()}
+
+    def _keys(self) -> tuple[list[list[str]], dict[str, Any]]:
+        """Return (groups of keys of which mlx-lm needs one, {key: default with which the tensors did not fit})."""
+        groups, by_default, left = [], {}, dict(self._all_keys)
+        removed: list[str] = []
+        for key in list(left):
+            fewer = {name: value for name, value in left.items() if name != key}
+            error = error_of(self._with_keys(fewer))
+            if not error:
+                left = fewer
+                removed.append(key)
+            elif any(words in error for words in OF_TENSORS):
+                by_default[key] = default_of(key, self.healthy.config)
+            else:
+                others = [name for name in removed if loads(self._with_keys(fewer | {name: self._all_keys[name]}))]
+                groups.append([key, *others])
+        groups = [group for group in groups if NAMES.isdisjoint(name.rpartition(".")[2] for name in group)]
+        return groups, {key: value for key, value in by_default.items() if key.rpartition(".")[2] not in NAMES}
+
+    def _not_null(self) -> list[str]:
+        """Return the keys that may be absent or have a value, but not null."""
+        refused = []
+        for key, value in self._all_keys.items():
+            is_tried = value is not None and key.rpartition(".")[2] not in NAMES
+            if is_tried and not loads(self._with_keys(self._all_keys | {key: None})):
+                refused.append(key)
+        return refused
+
+    def _settings(self) -> Iterator[tuple[str, Any]]:
+        """Yield (setting, tensors that the class has more or less, or "error") for other settings of the class."""
+        saved_config = folders.saved_class(self.checkpoint.class_name).config
+        for key, value in other_values(self._level):
+            label = f"{key}={json.dumps(value)}"
+            record = None if self._path or key not in saved_config else self._setting(key, value)
+            if record is None and isinstance(value, bool) and loads(self._with_level(self._level | {key: value})):
+                record = {}  # mlx-lm does not read the key
+            if record is not None:
+                yield label, record
+        if not self._path:
+            yield from self._rope_settings(saved_config)
+
+    def _rope_settings(self, saved_config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield the records of kinds of rotary positions, as transformers 5 and as published configs write them."""
+        rope = saved_config.get("rope_parameters")
+        for rope_type, further in ROPE.items():
+            if isinstance(rope, dict) and "rope_theta" in rope:
+                value = rope | {"rope_type": rope_type, "factor": 2.0} | further
+                record = self._setting("rope_parameters", value)
+                if record is not None:
+                    yield f"rope_parameters={rope_type}", record
+            scaled = {"rope_type": rope_type, "type": rope_type, "factor": 2.0} | further
+            without = {name: v for name, v in self._level.items() if name != "rope_parameters"}
+            if loads(self._with_level(without)):
+                loaded = loads(self._with_level(without | {"rope_scaling": scaled}))
+                yield f"rope_scaling={rope_type}", {} if loaded else "error"
+
+    def _setting(self, key: str, value: Any) -> dict[str, list[str]] | str | None:
+        """Return the record of one setting; None if transformers does not build the class with it."""
+        try:
+            built = folders.copy_of(folders.saved_class(self.checkpoint.class_name, json.dumps({key: value})))
+        except folders.CannotBuildError:
+            return None
+        built.config = folders.published(built.config)
+        if self.checkpoint.inputs != built.inputs:
+            built = without_prefix(built)
+        if not loads(folders.in_state(built, folders.State(self._healthy_flag, self._healthy_tables))):
+            return "error"
+        ours, theirs = pattern_set(self.checkpoint.tensors), pattern_set(built.tensors)
+        changes = {"more": sorted(theirs - ours), "less": sorted(ours - theirs)}
+        return {name: patterns for name, patterns in changes.items() if patterns}
+
+    @property
+    def _healthy_flag(self) -> bool | None:
+        """Return the flag of the healthy checkpoint."""
+        level = self._level
+        return level.get(FLAG)
+
+    @property
+    def _healthy_tables(self) -> str:
+        """Return the state of the healthy checkpoint's tables."""
+        return STATES[2] if self.healthy.heads[0] in self.healthy.tensors else NONE
+
+
+def default_of(key: str, config: dict[str, Any]) -> Any:
+    """Return the default of mlx-lm's model class for a key with its path; None if it has none, or is not found."""
+    level, _, name = key.rpartition(".")
+    arguments = [_get_classes(config)[1]]
+    if level:
+        text_type = str(config[level].get("model_type"))
+        module = MODEL_REMAPPING.get(text_type, text_type)
+        if module not in {found.name for found in pkgutil.iter_modules(models.__path__)}:
+            return None
+        arguments = [importlib.import_module(f"mlx_lm.models.{module}").ModelArgs]
+    parameter = inspect.signature(arguments[0]).parameters.get(name)
+    if parameter is None or not isinstance(parameter.default, bool | int | float | str):
+        return None
+    return parameter.default
+
+
+def loaded_parameters(folder: Path) -> dict[str, np.ndarray]:
+    """Return the parameters of a loaded folder under mlx-lm's own names."""
+    model, _ = load_model(folder, lazy=False)
+    return {name: np.array(value.astype(mx.float32)) for name, value in tree_flatten(model.parameters())}
+
+
+def other_values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (key, other value) for booleans and sizes that may change the tensors of a class."""
+    for key, value in config.items():
+        if isinstance(value, bool) and key not in folders.NOT_OF_TENSORS:
+            yield key, not value
+        elif key in SIZES and type(value) is int and value != SIZES[key]:
+            yield key, SIZES[key]
+
+
+def layers_of(names: Sequence[str] | Mapping[str, Any]) -> dict[tuple[str, int], dict[str, list[str]]]:
+    """Return {(name of the list, number of the layer): {pattern in the layer: stored names}}."""
+    layers: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for name in names:
+        place = numbered(name)
+        if place is not None:
+            patterns = layers.setdefault((place.layers, place.number), {})
+            patterns.setdefault(place.pattern, []).append(name)
+    return layers
+
+
+def pattern_set(names: Sequence[str] | Mapping[str, Any]) -> set[str]:
+    """Return the names with # for each number."""
+    return {re.sub(r"(?<=\.)\d+(?=\.)", "#", name) for name in names}
+
+
+def observed(checkpoint: folders.Checkpoint) -> list[str]:
+    """Return the outcomes of loading a checkpoint."""
+    with tempfile.TemporaryDirectory() as path:
+        checkpoint.write(Path(path))
+        seen = observe_mlx(Path(path), checkpoint.stored(checkpoint.inputs), checkpoint.stored(checkpoint.heads))
+    return sorted(seen.outcomes)
+
+
+def loads(checkpoint: folders.Checkpoint) -> bool:
+    """Return whether mlx-lm loads a checkpoint."""
+    return not error_of(checkpoint)
+
+
+def error_of(checkpoint: folders.Checkpoint) -> str:
+    """Return the error of loading a checkpoint with mlx-lm; "" if it loads."""
+    with tempfile.TemporaryDirectory() as path:
+        checkpoint.write(Path(path))
+        return observe_mlx(Path(path), None, None).error
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import random_folders as folders
 import transformers
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import V, llama_config, table, write_checkpoint
@@ -47,13 +48,6 @@ MADE = [
       for kind, words in LLAMA_CPP.items() for head, word in zip((None, table(), OTHER), words, strict=True)),
     ("vLLM", "gemma2", True, OTHER, "load error", "read"),  # its class has no head that could load the tensor
     ("vLLM", "llama", True, OTHER, "kept with a warning", "read"),
-    ("mlx-lm", "granite", True, table(), "tied", "run"),  # mlx-lm#1298, about the refusal, is merged
-    ("mlx-lm", "gemma2", True, table(), "load error", "run"),  # a merge that stores a copy of the head: mergekit#385
-    ("mlx-lm", "gemma3_text", True, OTHER, "untied", "run"),
-    ("mlx-lm", "llama", None, OTHER, "head dropped", "run"),  # an absent flag counts as true
-    ("mlx-lm", "mixtral", None, OTHER, "untied", "run"),  # an absent flag counts as false
-    ("mlx-lm", "qwen3", None, None, "load error", "run"),  # the flag is required
-    ("mlx-lm", "phi3", True, OTHER, "load error", "run"),
     ("mlx-lm", "internlm2", True, None, "tied", "read"),
     ("mlx-lm", "codegen", True, None, "not served", "read"),
 ]  # fmt: skip
@@ -66,9 +60,42 @@ def test_predict_gives_outcome_of_loader_for_family(tmp_path, loader, kind, flag
     assert outcomes_of(loader, write_family(tmp_path, kind, flag, head))[-1] == (version, outcome, how == "read")
 
 
-def test_predict_marks_mlx_outcome_as_predicted_if_levels_disagree(tmp_path):
-    levels = {"text_config": llama_config(False, model_type="mistral")}
-    assert outcomes_of("mlx-lm", write_family(tmp_path, "mistral3", True, **levels)) == [("0.2x", "tied", True)]
+# family, flag, state of the tables, outcome in mlx-lm
+RUN = [
+    ("granite", True, columns.SAME, "tied"),  # mlx-lm#1298, about the refusal, is merged
+    ("gemma2", True, columns.SAME, "load error"),  # a merge that stores a copy of the head: mergekit#385
+    ("gemma3_text", True, columns.DIFFERENT, "untied"),
+    ("llama", None, columns.DIFFERENT, "head dropped"),  # an absent flag counts as true
+    ("mixtral", None, columns.DIFFERENT, "untied"),  # an absent flag counts as false
+    ("qwen3", None, columns.NONE, "load error"),  # the flag is required
+    ("phi3", True, columns.DIFFERENT, "load error"),
+]
+
+
+def write_saved(path, kind, change=lambda checkpoint: None, flag=True, tables=columns.NONE):
+    """Write a family's tiny model as transformers saves it, with the config keys of published models and a change."""
+    name = next(name for name in family(kind).ends.classes if name.endswith(("CausalLM", "LMHeadModel", "Generation")))
+    checkpoint = folders.in_state(folders.saved_class(name), folders.State(flag, tables))
+    checkpoint.config = folders.published(checkpoint.config)
+    change(checkpoint)
+    checkpoint.write(path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "flag", "tables", "outcome"), RUN)
+def test_predict_gives_outcome_of_run_with_mlx(tmp_path, kind, flag, tables, outcome):
+    path = write_saved(tmp_path, kind, flag=flag, tables=tables)
+    assert outcomes_of("mlx-lm", path) == [(VERSION, outcome, False)]
+
+
+def flag_levels_apart(checkpoint):
+    checkpoint.config["text_config"]["tie_word_embeddings"] = False
+
+
+@pytest.mark.parametrize(("kind", "outcome"), [("mistral3", "depends"), ("gemma3", "tied")])
+def test_predict_decides_mlx_outcome_if_levels_disagree_only_if_both_flags_give_it(tmp_path, kind, outcome):
+    ((_, predicted, _),) = outcomes_of("mlx-lm", write_saved(tmp_path, kind, flag_levels_apart))
+    assert predicted == outcome
 
 
 def without_prefix(tensors):
@@ -194,9 +221,9 @@ def test_outcomes_are_verified_only_if_source_names_a_run(tmp_path):
 
 def test_family_table_in_docs_equals_recorded_mlx_runs():
     groups = {}
-    for kind, letters in mlx_data()["families"].items():
-        groups.setdefault(letters, []).append(kind)
-    short = {"t": "tied", "u": "untied", "d": "**dropped**", "e": "**error**"}
+    for kind, record in mlx_data()["families"].items():
+        groups.setdefault(record["ends"], []).append(kind)
+    short = {"t": "tied", "u": "untied", "d": "**dropped**", "e": "**error**", "?": "not seen"}
     rows = ["| families | true | false | absent |", "|---|---|---|---|"]
     for letters, kinds in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         cells = [", ".join(short[letter] for letter in column[:3]) for column in letters.split()]

@@ -59,9 +59,14 @@ class NotBuilt:
     is_refused: bool = False  # the class of transformers raised an error for this config, so nothing can load it
 
 
+def is_switched_off() -> bool:
+    """Return whether the environment variable says that no class is built."""
+    return os.environ.get(SWITCH, "0") not in ("", "0")
+
+
 def ask(question: ClassQuestion) -> dict[str, Any] | NotBuilt:
     """Return a class's answer, from the cache or from a child process."""
-    if os.environ.get(SWITCH, "0") not in ("", "0"):
+    if is_switched_off():
         return NotBuilt(f"{SWITCH} is set")
     for library in LIBRARIES:
         if find_spec(library) is None:

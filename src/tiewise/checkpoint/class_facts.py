@@ -12,7 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tiewise.checkpoint.built_class import NotBuilt
+from tiewise.checkpoint.built_class import NotBuilt, is_switched_off
 from tiewise.checkpoint.claims import PACKED, architecture, in_layer, is_foreign, needs_tiewise
 from tiewise.checkpoint.class_load import ClassLoad, ask_load
 from tiewise.checkpoint.config_parts import quantisation_keys
@@ -32,6 +32,11 @@ class ClassFacts(FolderFacts):
 
     # the installed transformers may be asked; False: the architecture data alone
     builds: bool = field(default=False, kw_only=True)
+
+    @property
+    def judges_whole_model(self) -> bool:
+        """Return whether tensors outside the two ends count; False: the ends alone."""
+        return self.builds and not is_switched_off()
 
     @cached_property
     def class_load(self) -> ClassLoad | NotBuilt:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from tiewise.checkpoint.mlx_runs import MlxRun
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import read_packaged_json
 
@@ -299,11 +300,13 @@ class Family:
         """Return whether none of its classes computes logits over tokens."""
         return self.model_type in estimated_families()["headless"]
 
-    @property
-    def mlx_letters(self) -> str | None:
-        """Return the outcomes of recorded runs with mlx-lm; None for a family without runs."""
-        letters: str | None = mlx_data()["families"].get(self.model_type)
-        return letters
+    @cached_property
+    def mlx_run(self) -> MlxRun | None:
+        """Return the recorded runs with mlx-lm; None for a family without runs."""
+        record = mlx_data()["families"].get(self.model_type)
+        if record is None:
+            return None
+        return MlxRun(**record)
 
     @property
     def is_served_by_mlx(self) -> bool:

@@ -37,7 +37,7 @@ _DRAFT_HEAD = re.compile(r"((.+\.)?medusa_heads?\.)?(\d{1,3}\.\d{1,3}|lm_heads\.
 _DRAFT_MAPS = ("d2t", "t2d", "token_map")
 _LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
 _TABLE_PARAMETERS = ("weight", *claims.PACKED)
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # config keys
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # config keys
 _INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
 _OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
 _HASHED = re.compile(r"\.embedders\.(\d{1,9})$")  # LongCat-Flash's n-gram tables
@@ -93,7 +93,7 @@ def _first_mtp_layer(config: Mapping[str, Any]) -> int:
         return 0
     layers = list[int]()
     for _, level in model_levels(config):
-        counts = [positive_int(level.get(key)) for key in _LAYER_COUNTS]
+        counts = [positive_int(level.get(key)) for key in LAYER_COUNTS]
         layers += filter(None, counts)
     return min(layers, default=0)
 

@@ -40,6 +40,7 @@ SENTENCES = {  # {outcome: the usual sentence about it}
     NO_SCALE: "The numbers of the packed head are taken for its weights, and their scales are dropped.",
     NO_HEAD: "The class has no token head.",
     NOT_SERVED: "No class of it is known for this kind of model.",
+    DEPENDS: "It was not seen in a run.",
 }
 PHRASES = {  # {outcome: the predicate of a sentence whose subject is several loaders}
     TIED: "use one table for both ends",
@@ -142,7 +143,7 @@ LLAMA_CPP_NAMED = {  # {`llama_cpp` of a family's record: loader}
 MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _OVERWRITES_HEAD, _REQUIRES_HEAD)
 MODEL_FILES_ALONE = ("llama.cpp", "mlx-lm")  # loaders that open only model*.safetensors
 # outcomes of test runs in data/mlx_lm.json
-MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
+MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR, "?": DEPENDS}
 
 # {class: flags by level of the config} that the tests load in every one of `STATES`
 _ROOT: tuple[dict[str, bool], ...] = ({"": True}, {"": False}, {})

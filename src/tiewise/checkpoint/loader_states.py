@@ -148,13 +148,17 @@ def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
     return outcome_of(loader, DROPPED, why)
 
 
-def shape_misfit(facts: Facts) -> str | None:
+def shape_misfit(facts: Facts, with_head: bool = True) -> str | None:
     """Return a sentence about a tensor whose shape differs from the class. None if all shapes fit.
 
-    It checks rows against the vocabulary, widths against the config, and the shapes of end tensors and biases.
+    It checks rows against the vocabulary, widths against the config, and the shapes of end tensors and biases. A
+    loader that drops the stored head does not look at it (`with_head`).
     """
     roles = facts.roles
-    for table in (roles.loaded_input, roles.loaded_output):
+    tables = [roles.loaded_input]
+    if with_head:
+        tables.append(roles.loaded_output)
+    for table in tables:
         if table is None or roles.is_packed(table):
             continue
         misfit = _table_misfit(facts, table)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Any
 
-from tiewise.checkpoint.claims import FLAG, TEXT_PARTS
+from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, family_type, first_count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
-from tiewise.checkpoint.family_record import mlx_data
+from tiewise.checkpoint.family_record import family_data, mlx_data, module_of
+from tiewise.checkpoint.indexed_tensors import LAYER_COUNTS
 from tiewise.checkpoint.loader_columns import (
+    DEPENDS,
+    DROPPED,
     ERROR,
     MLX,
     MLX_LETTERS,
     NO_HEAD,
     NOT_SERVED,
     SENTENCES,
+    TIED,
+    Loader,
     LoaderOutcome,
     outcome_of,
 )
 from tiewise.checkpoint.loader_states import shape_misfit
+from tiewise.checkpoint.mlx_fit import Misfit, MlxFit, MlxFolder
+from tiewise.checkpoint.mlx_runs import MlxRun
 from tiewise.checkpoint.server_loading import server_outcome
 from tiewise.checkpoint.untrusted import short
 
@@ -36,10 +46,18 @@ class MlxLoading:
 
     def outcome(self) -> LoaderOutcome:
         """Return the outcome of loading the checkpoint."""
-        letters = self.record.mlx_letters
-        if letters is None or len(self.flags) > 1:  # recorded runs set the flag at every level or at none
+        run = self.record.mlx_run
+        if run is None or self.facts.is_tiewise_type:
             return self._outcome_of_most_classes()
-        return self._outcome_of_run(letters)
+        misfit = self._misfit(run)
+        if misfit is not None:
+            return self._outcome_of_misfit(misfit)
+        # recorded runs set the flag at every level or at none, so that they do not show which level counts
+        by_flag = [self._outcome_of_run(run, flag) for flag in self.flags]
+        words = sorted({outcome.outcome for outcome in by_flag})
+        if len(words) == 1:
+            return by_flag[0]
+        return outcome_of(MLX, DEPENDS, f"It depends on the level whose flag it reads: {' or '.join(words)}.")
 
     def _outcome_of_most_classes(self) -> LoaderOutcome:
         """Return the outcome for a family without a recorded run."""
@@ -47,48 +65,137 @@ class MlxLoading:
         if flag is None:
             flag = True in self.flags or self.flags <= {None}
         outcome = server_outcome(self.facts, MLX, flag)
-        if self.record.is_served_by_mlx or outcome.outcome == NO_HEAD:
+        if not self.record.is_served_by_mlx:
+            return outcome_of(MLX, NOT_SERVED)
+        if outcome.outcome == NO_HEAD:
             return outcome
-        return outcome_of(MLX, NOT_SERVED)
+        if self._was_tried_in_vain and outcome.outcome != ERROR:
+            return outcome_of(MLX, DEPENDS, "A tiny model of this family, saved by transformers, did not load in it.")
+        return outcome
 
-    def _outcome_of_run(self, letters: str) -> LoaderOutcome:
-        """Return the outcome for a family with a recorded run.
+    @property
+    def _was_tried_in_vain(self) -> bool:
+        """Return whether no run of the family is recorded although transformers has it."""
+        return self.record.mlx_run is None and self.record.model_type in family_data()["families"]
 
-        Args:
-            letters: three words for the flag true, false and absent; each has a letter of `MLX_LETTERS` per state.
-        """
-        by_flag = dict(zip((True, False, None), letters.split(), strict=True))
-        (flag,) = self.flags
+    def _loader(self, source: str, words: tuple[str, ...] = MLX.tied) -> Loader:
+        """Return the column of the version that was run, with this source."""
+        return replace(MLX, versions=mlx_data()["version"], source=source, tied=words, untied=words)
+
+    def _outcome_of_misfit(self, misfit: Misfit) -> LoaderOutcome:
+        """Return the outcome for a checkpoint that mlx-lm refuses, or may refuse."""
+        loader = self._loader("load_model of its utils.py: strict")
+        word = DEPENDS
+        if misfit.is_certain:
+            word = ERROR
+        return outcome_of(loader, word, misfit.sentence)
+
+    def _outcome_of_run(self, run: MlxRun, flag: bool | None) -> LoaderOutcome:
+        """Return the outcome for a flag of a family with a recorded run."""
+        by_flag = dict(zip((True, False, None), run.ends.split(), strict=True))
         words = tuple(MLX_LETTERS[letter] for letter in by_flag[flag])
-        data = mlx_data()
-        run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
-        outcome = server_outcome(self.facts, run, True)
+        loader = self._loader(f"run on {mlx_data()['date']}", words)
+        outcome = server_outcome(self.facts, loader, True)
         if outcome.outcome not in (ERROR, NOT_SERVED, NO_HEAD):
-            misfit = self._misfit()
+            misfit = self._shape_misfit(run, with_head=outcome.outcome not in (TIED, DROPPED))
             if misfit is not None:
-                outcome = outcome_of(replace(run, source="load_model of its utils.py: strict"), ERROR, misfit)
-        if self.facts.quantised or outcome.outcome not in words:
+                return self._outcome_of_misfit(Misfit(misfit))
+        if self.facts.quantised or outcome.outcome not in words or outcome.outcome == DEPENDS:
             return outcome
         is_as_run = outcome.sentence == SENTENCES[outcome.outcome]
         return replace(outcome, predicted=not is_as_run)
 
-    def _misfit(self) -> str | None:
-        """Return a sentence about an end whose name or shape mlx-lm refuses. None if all fit.
+    def _shape_misfit(self, run: MlxRun, with_head: bool) -> str | None:
+        """Return a sentence about an end of another shape or name than in the class. None if all fit."""
+        rows = self.facts.text.vocab_size
+        names = list(run.inputs)
+        if with_head:
+            names += run.heads
+        for name in names:
+            table = self.facts.folder.tensors.get(name)
+            # mlx-lm packs numbers along a row, so that the rows are those of the table
+            if table is not None and table.dtype == "U32" and rows is not None and table.shape[0] != rows:
+                return f"{short(name)} has {table.shape[0]} rows, and the config says {rows}."
+        return shape_misfit(self.facts, with_head) or self._name_misfit(run)
 
-        mlx-lm loads strictly, so such an end raises an error.
-        """
-        misfit = shape_misfit(self.facts)
-        if misfit is not None:
-            return misfit
-        ends = self.facts.class_ends
-        saved = {f"{ends.disk.get(name, name)}.weight" for name in ends.modules}
-        prefix = f"{ends.prefix}."
-        other_names = {name.removeprefix(prefix) for name in saved} | {prefix + name for name in saved}
+    def _name_misfit(self, run: MlxRun) -> str | None:
+        """Return a sentence about an end under another name than its class has. None if all names fit."""
+        names_as_run = {*run.inputs, *run.heads}
+        prefix = f"{self.facts.class_ends.prefix}."
+        other_names = {name.removeprefix(prefix) for name in names_as_run} | {prefix + name for name in names_as_run}
         for table in self.facts.roles.tables:
-            if table.name in other_names - saved:
-                names = " or ".join(sorted(saved))
+            if table.name in other_names - names_as_run:
+                names = " or ".join(sorted(names_as_run))
                 return f"It loads strictly, and its model has no {short(table.name)} ({names} is its name)."
         return None
+
+    def _misfit(self, run: MlxRun) -> Misfit | None:
+        """Return why mlx-lm refuses a file, a tensor or a config key. None if all fit, or cannot be compared."""
+        facts = self.facts
+        if not facts.judges_whole_model:
+            return None
+        names = set[str]()
+        for file in facts.folder.headers:
+            if facts.folder.single or file.startswith("model"):
+                names |= facts.folder.headers[file].tensors.keys()
+        misfit = self._misfit_of_files()
+        if misfit is not None:
+            return misfit
+        if "quantization_config" in facts.config:
+            return Misfit("It was not run with this quantisation.", is_certain=False)
+        return MlxFit(run, self._folder(_without_scales(names))).misfit()
+
+    def _folder(self, names: frozenset[str]) -> MlxFolder:
+        """Return what mlx-lm reads of the checkpoint."""
+        config, level = self.facts.config, _text_level(self.facts)
+        table, path, rows = self.facts.roles.input, "text_config.", None
+        if level is config:
+            path = ""
+        if table is not None:
+            rows = table.rows
+        text_type = family_type(level) or self.record.ends.levels.get("text_config")
+        return MlxFolder(
+            names,
+            config,
+            level,
+            path=path,
+            layer_count=first_count([level], *LAYER_COUNTS),
+            rows=rows,
+            defaults=family(text_type).keys.defaults,
+        )
+
+    def _misfit_of_files(self) -> Misfit | None:
+        """Return a misfit of a file or type that mlx-lm or this check cannot read."""
+        folder = self.facts.folder
+        for fault in folder.faults:
+            if fault.file.endswith(".safetensors") and folder.has(fault.file):
+                return Misfit(f"{short(fault.file)} could not be read.", is_certain=False)
+        for file in folder.extra:
+            if file.startswith("model"):
+                return Misfit(f"It opens {short(file)} as well, which was not read.", is_certain=False)
+        for tensor in folder.tensors.values():
+            if tensor.dtype == "F64":
+                return Misfit(f"It does not read {short(tensor.name)}, as its type is F64.")
+        return None
+
+
+def _without_scales(names: AbstractSet[str]) -> frozenset[str]:
+    """Return the names without the scales and biases of matrices that mlx-lm has quantised."""
+    plain = set[str]()
+    for name in names:
+        module, parameter = module_of(name)
+        is_packed = f"{module}.weight" in names and f"{module}.scales" in names
+        if parameter not in ("scales", "biases") or not is_packed:
+            plain.add(name)
+    return frozenset(plain)
+
+
+def _text_level(facts: Facts) -> Mapping[str, Any]:
+    """Return the level of the config from which mlx-lm builds the text model."""
+    part = facts.config.get("text_config")
+    if isinstance(part, Mapping):
+        return part
+    return facts.config
 
 
 def _possible_flags(facts: Facts) -> set[bool | None]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tiewise.checkpoint.claims import architecture, strip_wrappers
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.loader_columns import (
     DEPENDS,
     ERROR,
+    LLAMA_CPP,
     LLAMA_CPP_T5,
     MODEL_FILES_ALONE,
     NO_HEAD,
@@ -16,13 +20,14 @@ from tiewise.checkpoint.loader_columns import (
     outcome_of,
 )
 from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as_head
+from tiewise.checkpoint.untrusted import short
 
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")  # ends of class names
 
 
 def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     """Return the outcome of the first failing check, else the entry of the loader's column."""
-    for check in (_check_class, _check_files, _check_names):
+    for check in (_check_class, _check_files, _check_names_of_converter, _check_names):
         failure = check(facts, loader)
         if failure is not None:
             return failure
@@ -56,6 +61,22 @@ def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
         if file.startswith("model"):
             return None
     return outcome_of(loader, ERROR, "It opens model*.safetensors alone.")
+
+
+def _check_names_of_converter(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Return an outcome if llama.cpp's converter has no name for an end, else None."""
+    if loader.name != LLAMA_CPP.name:
+        return None
+    ends = facts.class_ends
+    for table in facts.roles.tables:
+        module, _ = module_of(table.name)
+        if module.startswith(f"{ends.prefix}.{ends.prefix}.") and module not in ends.modules:
+            return outcome_of(loader, ERROR, f"The converter has no name for {short(table.name)}.")
+    if isinstance(facts.config.get("quantization"), Mapping) and "quantization_config" not in facts.config:
+        for name in facts.folder.tensors:
+            if name.endswith(".scales"):  # mlx-lm packed the model
+                return outcome_of(loader, ERROR, f"The converter has no name for {short(name)}.")
+    return None
 
 
 def _check_names(facts: Facts, loader: Loader) -> LoaderOutcome | None:

@@ -1,0 +1,207 @@
+"""What a loader makes of a folder, observed by loading it: transformers, mlx-lm, and the writer of GGUF files."""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import saved_models as saved
+import torch
+import transformers as tr
+from safetensors import safe_open
+
+from tiewise.checkpoint import loader_columns as columns
+
+RANDOM_TENSORS = "random tensors"  # parameters of the whole model besides the ends
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Outcome of one load. A broken model may have several outcomes at once."""
+
+    outcomes: frozenset[str]  # words of `loader_columns` that are true of the loaded model; empty: cannot be observed
+    random: tuple[str, ...] = ()  # every parameter that no file fills
+    error: str = ""  # the error of a load that was refused
+
+
+def refused(error: BaseException) -> Observed:
+    """Return the outcome of a load that raised an error."""
+    return Observed(frozenset([columns.ERROR]), error=f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that transformers loaded, and what it reported."""
+
+    model: Any
+    missing: frozenset[str]  # keys that it initialised
+    warned: bool  # it warned that it does not tie two tables
+    parameters: dict[str, torch.Tensor]  # with every name of a shared one
+
+
+def load_with_transformers(class_name: str, folder: Path, seed: int) -> LoadedModel:
+    """Load a folder under a seed, which decides the parameters that no file fills."""
+    torch.manual_seed(seed)
+    with saved.heard() as heard, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, info = getattr(tr, class_name).from_pretrained(folder, output_loading_info=True)
+    warned = "will NOT tie them" in heard.getvalue()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return LoadedModel(model, frozenset(info["missing_keys"]), warned, parameters)
+
+
+def observe_transformers(class_name: str, folder: Path) -> Observed:
+    """Load a folder twice under different seeds and return the outcome for the whole model."""
+    try:
+        first, second = (load_with_transformers(class_name, folder, seed) for seed in (0, 1))
+    except Exception as error:
+        return refused(error)
+    unfilled = set(first.missing)
+    for name, values in first.parameters.items():
+        if not torch.equal(values.nan_to_num(), second.parameters[name].nan_to_num()):
+            unfilled.add(name)
+    words = set(_broken_words(first, unfilled)) or {_word_of_ends(first)}
+    return Observed(frozenset(words), tuple(sorted(unfilled)))
+
+
+def _broken_words(loaded: LoadedModel, unfilled: set[str]) -> Iterator[str]:
+    """Yield the word of each parameter that no file fills."""
+    tables, head = saved.ends(loaded.model)
+    table_weights = [table.weight for table in tables]
+    head_weight, head_bias = getattr(head, "weight", None), getattr(head, "bias", None)
+    rows = len(table_weights[0]) if table_weights else None
+    for name in unfilled:
+        values = loaded.parameters.get(name)
+        in_layer = any(part.isdigit() for part in name.split("."))
+        if values is not None and any(values is weight for weight in table_weights):
+            yield columns.RANDOM_TABLE
+        elif values is not None and values is head_weight:
+            yield columns.RANDOM_HEAD
+        elif values is not None and not in_layer and (values is head_bias or values.shape[-1:] == (rows,)):
+            yield columns.NEW_BIAS
+        elif in_layer:
+            yield columns.RANDOM_LAYERS
+            yield RANDOM_TENSORS
+        else:
+            yield RANDOM_TENSORS
+
+
+def _word_of_ends(loaded: LoadedModel) -> str:
+    """Return the outcome of a model whose parameters are all filled."""
+    tables, head = saved.ends(loaded.model)
+    if head is None:
+        return columns.NO_HEAD
+    if any(head.weight is table.weight for table in tables):
+        return columns.TIED
+    if loaded.warned:
+        return columns.UNTIED_WITH_WARNING
+    return columns.UNTIED
+
+
+def observe_mlx(folder: Path, table: np.ndarray | None, head: np.ndarray | None) -> Observed:
+    """Load a folder with mlx-lm and return the outcome.
+
+    If the loaded model has a parameter equal to the stored head, it is set to zero: the model uses it if its logits
+    change.
+
+    Args:
+        folder: the checkpoint.
+        table: stored input table, in float32; None if none is stored.
+        head: stored head; None if none is stored.
+    """
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_unflatten
+    from mlx_lm.utils import load_model
+
+    try:
+        model, _ = load_model(folder, lazy=False)
+    except (Exception, SystemExit) as error:  # one of its files calls sys.exit if a package is missing
+        return refused(error)
+    loaded = dict(tree_flatten(model.parameters()))
+    parameters = {name: np.array(value.astype(mx.float32)) for name, value in loaded.items()}
+    tables = _equal_to(table, parameters)
+    if not tables:
+        return Observed(frozenset([columns.RANDOM_TABLE]))
+    heads = [name for name in _equal_to(head, parameters) if name != tables[0]]
+    if heads:
+        ids = mx.array([[3, 5, 7, 11]])
+        try:
+            before = np.array(model(ids).astype(mx.float32))
+            model.update(tree_unflatten([(heads[0], mx.zeros_like(loaded[heads[0]]))]))
+            after = np.array(model(ids).astype(mx.float32))
+        except Exception as error:
+            return Observed(frozenset(), error=f"no forward pass: {error}")
+        if not np.array_equal(before, after):
+            return Observed(frozenset([columns.UNTIED]))
+    if head is not None and table is not None and not np.array_equal(table, head):
+        return Observed(frozenset([columns.DROPPED]))
+    return Observed(frozenset([columns.TIED]))
+
+
+def _equal_to(values: np.ndarray | None, parameters: dict[str, np.ndarray]) -> list[str]:
+    """Return the names of the loaded parameters with these values."""
+    if values is None:
+        return []
+    return [name for name, loaded in parameters.items() if np.array_equal(loaded, values)]
+
+
+# {model_type: name of its architecture in gguf}, if the two names differ
+GGUF_NAMES = {"cohere": "command-r", "lfm2_moe": "lfm2moe", "phi": "phi2", "qwen2_moe": "qwen2moe"}
+GGUF_NAMES |= {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "gpt_neox": "gptneox", "mistral": "llama"}
+GGUF_NAMES |= {"mixtral": "llama", "glm": "chatglm"}
+
+
+def gguf_names(model_type: str, tensors: Iterable[str]) -> dict[str, str] | None:
+    """Return {stored name: name in GGUF} by the map of the gguf package; None if it lacks a name.
+
+    Raises:
+        KeyError: gguf has no architecture of this name.
+    """
+    import gguf
+
+    by_name = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(by_name[gguf_architecture(model_type)], 64)
+    found = {name: names.get_name(name, try_suffixes=(".weight", ".bias")) for name in tensors}
+    return None if None in found.values() else found
+
+
+def gguf_architecture(model_type: str) -> str:
+    """Return the name of a family's architecture in gguf."""
+    return GGUF_NAMES.get(model_type, model_type)
+
+
+def observe_gguf(folder: Path, model_type: str) -> Observed:
+    """Name the tensors of a folder as the converter of llama.cpp does, write a GGUF file, and read it.
+
+    The converter stops at a tensor whose name its map lacks. A file without `output.weight` uses the input table.
+    """
+    import gguf
+
+    tensors = dict(_stored_tensors(folder))
+    names = gguf_names(model_type, tensors)
+    if names is None:
+        return Observed(frozenset([columns.ERROR]), error="its map lacks the name of a tensor")
+    with TemporaryDirectory() as target:
+        path = Path(target, "model.gguf")
+        writer = gguf.GGUFWriter(path, gguf_architecture(model_type))
+        for name, values in tensors.items():
+            writer.add_tensor(names[name], values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        written = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    if "token_embd.weight" not in written:
+        return Observed(frozenset([columns.ERROR]), error="no token_embd.weight")
+    return Observed(frozenset([columns.UNTIED if "output.weight" in written else columns.TIED]))
+
+
+def _stored_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, values in float32) of the tensors that the converter reads."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                yield name, opened.get_tensor(name).to(torch.float32).numpy()

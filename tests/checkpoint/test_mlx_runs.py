@@ -1,0 +1,211 @@
+"""Test predicted loads with mlx-lm of whole models: config keys, all tensors, files. Slow tests load them."""
+
+import json
+
+import pytest
+import random_folders as folders
+import torch
+from test_loaders_by_family import VERSION, write_saved
+
+from tiewise.checkpoint import loader_columns as columns
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import mlx_data
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.mlx_fit import MlxFit, MlxFolder
+from tiewise.checkpoint.mlx_loading import MlxLoading
+from tiewise.checkpoint.mlx_runs import MlxRun, numbered, text_layers
+
+FIRST = "model.layers.0"
+
+
+def without(*names):
+    """Return a change that removes tensors."""
+    return lambda checkpoint: [checkpoint.tensors.pop(name) for name in names]
+
+
+def with_tensor(name, *shape):
+    """Return a change that stores one tensor more."""
+    return lambda checkpoint: checkpoint.tensors.update({name: torch.ones(shape)})
+
+
+def with_keys(**keys):
+    """Return a change of the config; a key of None is removed."""
+
+    def change(checkpoint):
+        for key, value in keys.items():
+            checkpoint.config.pop(key)
+            if value is not None:
+                checkpoint.config[key] = value
+
+    return change
+
+
+def with_null(key):
+    return lambda checkpoint: checkpoint.config.update({key: None})
+
+
+def with_biases(checkpoint):
+    checkpoint.config["attention_bias"] = True
+    for part in "qkvo":
+        name = f"self_attn.{part}_proj.bias"
+        checkpoint.tensors |= {f"model.layers.{number}.{name}": torch.ones(32) for number in (0, 1)}
+
+
+def in_f64(checkpoint):
+    checkpoint.tensors["model.norm.weight"] = checkpoint.tensors["model.norm.weight"].double()
+
+
+def without_a_shard(checkpoint):
+    checkpoint.shards, checkpoint.lost_shard = 2, 1
+
+
+def with_names_of_mlx(checkpoint):
+    """Stack the experts under the names with which mlx-lm saves them."""
+    for number in (0, 1):
+        block = f"model.layers.{number}.block_sparse_moe"
+        for old, new in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            experts = [checkpoint.tensors.pop(f"{block}.experts.{expert}.{old}.weight") for expert in range(4)]
+            checkpoint.tensors[f"{block}.switch_mlp.{new}.weight"] = torch.stack(experts)
+
+
+def changed_by(change):
+    """Return a change of `random_folders`, with a fixed seed."""
+    return lambda checkpoint: change(checkpoint, folders.random.Random(0))
+
+
+# case: family, change of the tied model, outcome, words of the sentence
+CASES = {
+    "healthy": ("llama", lambda checkpoint: None, columns.TIED, ""),
+    "no norm": ("llama", without("model.norm.weight"), columns.ERROR, "model.norm.weight is not stored"),
+    "no matrix": ("llama", without(f"{FIRST}.mlp.up_proj.weight"), columns.ERROR, "mlp.up_proj.weight is not stored"),
+    "one more": ("llama", with_tensor("model.extra.weight", 4), columns.ERROR, "has no model.extra.weight"),
+    "frequencies": ("llama", with_tensor(f"{FIRST}.self_attn.rotary_emb.inv_freq", 4), columns.TIED, ""),
+    "one layer more": ("llama", changed_by(folders.add_layer), columns.ERROR, "layers.2 is beyond"),
+    "one layer less": ("llama", with_keys(num_hidden_layers=3), columns.ERROR, "model.layers.2 is not stored"),
+    "biases": ("llama", with_biases, columns.TIED, ""),
+    "no biases": ("llama", with_keys(attention_bias=True), columns.ERROR, "_proj.bias is not stored"),
+    "no key": ("llama", with_keys(rms_norm_eps=None), columns.ERROR, "needs rms_norm_eps"),
+    "null": ("llama", with_null("intermediate_size"), columns.ERROR, "null for intermediate_size"),
+    "no default key": ("llama", with_keys(rope_parameters=None), columns.TIED, ""),
+    "F64": ("llama", in_f64, columns.ERROR, "F64"),
+    "shard lost": ("llama", without_a_shard, columns.ERROR, "is not stored"),
+    "packed": ("llama", changed_by(folders.quantise_as_mlx), columns.TIED, ""),
+    "an expert less": ("mixtral", without(f"{FIRST}.block_sparse_moe.experts.1.w1.weight"), columns.ERROR, "expert"),
+    "names of mlx-lm": ("mixtral", with_names_of_mlx, columns.TIED, ""),
+    "bias of a part that it lacks": ("mistral3", with_tensor("multi_modal_projector.extra.bias", 4), columns.TIED, ""),
+    "another body": ("gpt2", lambda checkpoint: None, columns.ERROR, "transformer."),
+    "the body's names": ("gpt2", changed_by(folders.drop_prefix), columns.TIED, ""),
+}
+
+
+@pytest.fixture(autouse=True)
+def whole_models(monkeypatch):
+    """Let `check` judge whole models, as it does outside the tests."""
+    monkeypatch.delenv("TIEWISE_NO_BUILD")
+
+
+def mlx_outcome(path, builds=True):
+    """Return the predicted outcome of mlx-lm alone, without asking transformers."""
+    facts = Facts(open_folder(path), builds=builds)
+    return MlxLoading(facts, facts.claims.levels[0].model_type).outcome()
+
+
+def write_case(path, case):
+    kind, change, *_ = CASES[case]
+    return write_saved(path, kind, change)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_predict_compares_whole_model_with_run_of_mlx(tmp_path, case):
+    *_, outcome, words = CASES[case]
+    write_case(tmp_path, case)
+    predicted = mlx_outcome(tmp_path)
+    assert (predicted.versions, predicted.outcome) == (VERSION, outcome)
+    assert words in predicted.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_mlx_lm_loads_whole_model_as_predicted(tmp_path, case):
+    pytest.importorskip("mlx_lm")
+    from observed_loads import observe_mlx
+
+    write_case(tmp_path, case)
+    refused = bool(observe_mlx(tmp_path, None, None).error)
+    assert refused == (CASES[case][2] == columns.ERROR)
+
+
+def test_setting_that_was_not_run_makes_missing_tensor_uncertain(tmp_path):
+    """A class may have other tensors with a setting of another kind, so that nobody can tell."""
+    path = write_saved(tmp_path, "llama", without(f"{FIRST}.mlp.up_proj.weight"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"some_new_option": True}))
+    assert mlx_outcome(path).outcome == columns.DEPENDS
+    assert "some_new_option" in mlx_outcome(path).sentence
+
+
+def test_check_without_build_judges_ends_alone(tmp_path):
+    path = write_case(tmp_path, "no norm")
+    assert mlx_outcome(path).outcome == columns.ERROR
+    assert mlx_outcome(path, builds=False).outcome == columns.TIED
+
+
+RECORD = {
+    "ends": "ttdee euuee ttdee", "inputs": ["a.embed.weight"], "heads": ["head.weight"], "tensors": ["a.norm.weight"],
+    "layers": {"a.layers": [["x.weight", "z.weight?"], ["y.weight"]]}, "skipped": ["inv_freq"],
+    "skipped_parts": ["vision."], "more_layers": True, "converted": [], "keys": [["d", "e"]], "by_default": {"f": 4},
+    "not_null": ["d"], "values": {}, "settings": {},
+}  # fmt: skip
+HEALTHY = ("a.embed.weight", "a.norm.weight", "a.layers.0.x.weight", "a.layers.1.y.weight")
+
+
+def misfit(*names, config=None, defaults=None, rows=None):
+    level = {"d": 1, "f": 4} if config is None else config
+    folder = MlxFolder(frozenset(names), level, level, "", 2, rows, defaults or {})
+    return MlxFit(MlxRun(**RECORD), folder).misfit()
+
+
+@pytest.mark.parametrize(
+    ("names", "is_certain"),
+    [
+        (HEALTHY, None),
+        ((*HEALTHY, "a.layers.0.z.weight", "a.layers.1.inv_freq", "vision.any.weight", "a.layers.2.x.weight"), None),
+        ((*HEALTHY[:3], "a.layers.1.x.weight"), None),  # a layer may be of any kind that was run
+        (HEALTHY[:3], True),
+        ((*HEALTHY[:3], "a.layers.1.z.weight"), False),
+        ((*HEALTHY, "vision_other.weight"), True),
+        ((*HEALTHY, "b.layers.0.x.weight"), True),
+    ],
+)
+def test_misfit_of_names(names, is_certain):
+    found = misfit(*names)
+    assert (found and found.is_certain) == is_certain
+
+
+@pytest.mark.parametrize(
+    ("config", "defaults", "is_certain"),
+    [
+        ({"e": 1, "f": 1}, {}, None),
+        ({"f": 1}, {}, True),
+        ({"d": None, "f": 1}, {}, True),
+        ({"d": 1}, {"f": 4}, None),
+        ({"d": 1}, {"f": 5}, False),
+    ],
+)
+def test_misfit_of_config_keys(config, defaults, is_certain):
+    found = misfit(*HEALTHY, config=config, defaults=defaults)
+    assert (found and found.is_certain) == is_certain
+
+
+def test_text_layers_are_those_next_to_the_input_table():
+    lists = ["vision_tower.layers", "language_model.model.layers"]
+    assert text_layers(lists, ["language_model.model.embed_tokens.weight"]) == lists[1]
+    assert text_layers([], ["a"]) is None
+
+
+def test_every_recorded_family_has_a_text_list_and_a_load():
+    for kind, record in mlx_data()["families"].items():
+        run = MlxRun(**record)
+        assert {"u", "t"} & set(run.ends), kind
+        assert run.text_layers is not None
+        assert numbered(f"{run.text_layers}.0.x.weight").layers == run.text_layers
