@@ -89,6 +89,7 @@ def commit_of(files):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each small answer waits 40 ms
 
     def log_message(self, *arguments):
         """Print nothing."""
@@ -128,8 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
-        if status != 302:  # no client reads the body of a redirect
-            self.server.hub.body_bytes += len(data)
+        self.server.hub.body_bytes += len(data)
 
     def _missing(self, repo):
         self._send(404, {"error": f"no repository {repo}"}, {"X-Error-Code": "RepoNotFound"})

@@ -211,6 +211,7 @@ def test_token_is_sent_to_the_hub_alone(hub, tmp_path):
         (MODEL, "no such model, or a private one; check the name; for a private model, log in with `hf auth login`"),
         ("hf://me/other@none", "the repository has no such revision; check the name after @"),
         ("hf://me/other/none", "the repository has no folder none; check the address"),
+        ("hf://", "no model of the Hub has this address; write hf://org/model"),
         ("hf://me", "no model of the Hub has this address; write hf://org/model"),
         ("hf://datasets/me/other", "no such model"),
         ("hf://me/other/../x", "no model of the Hub has this address"),

@@ -25,6 +25,7 @@ from tiewise.core.errors import one_line_message
 from tiewise.core.files import format_bytes
 
 MOST_REDIRECTS = 5  # of one request
+LONGEST_REDIRECT = 4096  # bytes of a redirect's body that are read
 TIMEOUT: float = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without progress, 10 by default
 GRACE, SLOWEST = 3 * TIMEOUT, 50_000  # an answer of n bytes may take GRACE seconds plus n / SLOWEST
 TRIES, PAUSES = 3, (0.5, 2.0)  # attempts of one request, and seconds between them
@@ -120,6 +121,7 @@ class HubClient:
                     body = self._body(answer, where, most)
                     return Reply(answer.status_code, answer.headers, first_headers, url, body)
                 url = self._target(url, answer.headers.get("location"), where)
+                self._finish(answer, where)
         raise HubError(f"{where}: more than {MOST_REDIRECTS} redirects", _LYING)
 
     @contextmanager
@@ -163,6 +165,12 @@ class HubClient:
             raise HubError(f"{where}: a redirect from {before} to {short(after)}", _LYING)
         return target
 
+    def _finish(self, answer: Any, where: str) -> None:
+        """Read the short body of a redirect, so that the connection can be used again."""
+        length = _number(answer.headers.get("content-length"))
+        if length is not None and length <= LONGEST_REDIRECT:
+            self._body(answer, where, LONGEST_REDIRECT)
+
     def _body(self, answer: Any, where: str, most: int) -> bytes:
         """Return the body of an answer, of at most `most` bytes, in bounded time."""
         encoding = answer.headers.get("content-encoding", "identity")
@@ -202,7 +210,7 @@ class HubClient:
             return
         error = HubError(*_refusal(status, answer.headers.get("x-error-code"), where, self.page))
         if status in PASSING:
-            raise _Passing(error, _seconds(answer.headers.get("retry-after")))
+            raise _Passing(error, _number(answer.headers.get("retry-after")))
         raise error
 
     def _network_error(self, error: BaseException, where: str) -> HubError:
@@ -227,8 +235,8 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, port
 
 
-def _seconds(text: str | None) -> float | None:
-    """Return the seconds of a header Retry-After; None for a date or no header."""
+def _number(text: str | None) -> float | None:
+    """Return the number in a header such as Retry-After; None for another value or no header."""
     if text is None or not text.strip().isdecimal():
         return None
     return float(text)

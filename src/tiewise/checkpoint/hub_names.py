@@ -18,7 +18,7 @@ from tiewise.core.errors import CheckpointError
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
 FOLDER_REMEDY = "give a checkpoint folder, or one .safetensors file"
-_SCHEME = re.compile(r"hf:/{1,2}")  # a Path keeps one of two slashes
+_SCHEME = re.compile(r"hf:(/{1,2}|$)")  # a Path keeps one of two slashes, and none at its end
 _WRITE = "write hf://org/model, hf://org/model@revision or hf://org/model/subfolder"
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 _ADDRESS = re.compile(
