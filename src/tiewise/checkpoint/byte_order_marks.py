@@ -16,6 +16,7 @@ _ENCODINGS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+LONGEST_MARK = 4  # bytes
 
 
 def as_utf8(folder: Folder, file: str) -> bytes | None:
@@ -24,14 +25,21 @@ def as_utf8(folder: Folder, file: str) -> bytes | None:
     Return None if the file does not start with such a mark, or if it is no JSON object.
     """
     try:
-        data = folder.read(file).get(file, b"")
-        encoding = next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), None)
+        encoding = _encoding(folder, file)
         if encoding is None:
             return None
-        text = data.decode(encoding).encode()
+        text = folder.read(file)[file].decode(encoding).encode()
         record = parse_json(text, file)
     except (CheckpointError, UnicodeError):
         return None
     if not isinstance(record, dict):
         return None
     return text
+
+
+def _encoding(folder: Folder, file: str) -> str | None:
+    """Return the encoding that the first bytes of a file mark; None without a mark."""
+    with folder.source.open(file) as opened:  # a large file without a mark is not read
+        beginning = bytearray(min(LONGEST_MARK, opened.size))
+        opened.read_into(memoryview(beginning), 0)
+    return next((name for mark, name in _ENCODINGS.items() if beginning.startswith(mark)), None)
