@@ -276,6 +276,8 @@ def write_composite(name: str, level: str, part: str, flag: bool, folder: Path) 
     for key, value in record.items():
         if key.endswith(("token_id", "token_index")) and isinstance(value, int):
             record[key] = min(value, tiny_classes.ROWS - 1)
+    if "vocab_size" in record:  # some composites repeat the number of their language model
+        record["vocab_size"] = tiny_classes.ROWS
     record[level] = tiny_classes.TEXT_CONFIGS[part]().to_dict() | {FLAG: flag}
     save(model_class, config_from(type(config), record), folder)
 
