@@ -118,7 +118,10 @@ def auto_class(config: Any) -> Any:
     """
     import transformers
 
-    for name in AUTO_CLASSES:
+    names = AUTO_CLASSES
+    if config.get_text_config() is not config:
+        names = AUTO_CLASSES[::-1]  # a composite may also have a class of its language model alone
+    for name in names:
         auto: Any = getattr(transformers, f"AutoModelFor{name}", None)
         if auto is None or type(config) not in auto._model_mapping:
             continue
