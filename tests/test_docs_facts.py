@@ -1,8 +1,10 @@
 """Test that no fact of the documentation gets lost when pages are merged or moved.
 
 `docs_facts.txt` records every measured number with its source, every command that measures something, and every erratum
-of the pages at commit eb5f3e92, but for numbers of performance.md alone: `benchmarks.performance` renders that page from
-results, and every new measurement changes them. Each must still be on some page. List what is missing, by page at that commit:
+of the pages at commit eb5f3e92. Each must still be on some page. Numbers of performance.md alone are left out, because
+`benchmarks.performance` renders that page from results, and every new measurement changes them.
+
+List what is missing, by page at that commit:
 
     python -m tests.test_docs_facts            all
     python -m tests.test_docs_facts trim.md    of this page

@@ -34,7 +34,7 @@ class ClassFacts(FolderFacts):
     builds: bool = field(default=False, kw_only=True)
 
     @property
-    def judges_whole_model(self) -> bool:
+    def judges_every_tensor(self) -> bool:
         """Return whether tensors outside the two ends count; False: the ends alone."""
         return self.builds and not is_switched_off()
 

@@ -65,7 +65,7 @@ def with_head_of_part(ends: ClassEnds, part: PartPlace, part_ends: ClassEnds | N
 
 
 def part_inside(ends: ClassEnds, prefix: str) -> ClassEnds:
-    """Return the ends of a part by the composite's own names, for a part that the architecture data lacks."""
+    """Return the ends of a part that the architecture data lacks, by the composite's names."""
     output = None
     if ends.output is not None and _has_head_in(ends, prefix):
         output = ends.output.removeprefix(prefix)

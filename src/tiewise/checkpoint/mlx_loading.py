@@ -132,7 +132,7 @@ class MlxLoading:
     def _misfit(self, run: MlxRun) -> Misfit | None:
         """Return why mlx-lm refuses a file, a tensor or a config key. None if all fit, or cannot be compared."""
         facts = self.facts
-        if not facts.judges_whole_model:
+        if not facts.judges_every_tensor:
             return None
         names = set[str]()
         for file in facts.folder.headers:

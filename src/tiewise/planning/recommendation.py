@@ -54,7 +54,7 @@ class Agreement:
 def tying_saves(architecture: Architecture) -> ParametersSaved:
     """Count what tying saves in a model, compared with the same model untied."""
     tied, untied = (budget(architecture, BoundarySpec(kind), architecture.sharing) for kind in ("tied", "untied"))
-    return ParametersSaved(untied.total - tied.total, _shown_total(architecture, untied.total))
+    return ParametersSaved(untied.total - tied.total, _model_total(architecture, untied.total))
 
 
 def sharing_sentences(architecture: Architecture, sharings: Sequence[SharingSpec]) -> list[str]:
@@ -67,14 +67,14 @@ def sharing_sentences(architecture: Architecture, sharings: Sequence[SharingSpec
     for sharing in sharings:
         if sharing.kind != "none":
             saved = separate - budget(architecture, architecture.boundary, sharing).total
-            saving = ParametersSaved(saved, _shown_total(architecture, separate))
+            saving = ParametersSaved(saved, _model_total(architecture, separate))
             savings.append(f"{sharing} saves {saving_in_words(saving)}")
     if not savings:
         return []
     return [f"Sharing {', '.join(savings)}, compared with separate layers."]
 
 
-def _shown_total(architecture: Architecture, total: int) -> float | None:
+def _model_total(architecture: Architecture, total: int) -> float | None:
     """Return a total of parameters: rounded if it is estimated, None if parts are not counted."""
     if architecture.not_counted:
         return None
