@@ -14,7 +14,7 @@ from tests.public_names import homes
 
 record_of = functools.cache(record.recorded)
 # options that no case uses, with the reason
-EXEMPT_OPTIONS = {}
+EXEMPT_OPTIONS = {("check", "--all-headers"): "it needs a server of the Hub: tests/checkpoint/test_hub.py"}
 # settings that no case gives by `--set`, an option or a file, with the reason
 EXEMPT_SETTINGS = {}
 EXEMPT_RECIPES = {}

@@ -15,9 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiewise.checkpoint.hf_folder import CONFIG, HubReading, json_object, open_repository
 from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
 from tiewise.checkpoint.untrusted import read_json
+from tiewise.core import Late
 from tiewise.core.errors import PlanError
 from tiewise.core.measurement import rounded
 from tiewise.core.result import PrintedResult, Row
@@ -362,7 +362,8 @@ def _architecture_of_listed(listed: catalogue.Model) -> Architecture:
     return replace(architecture, notes=(note,))
 
 
-MOST_BYTES = 2**24  # of a config.json
+CONFIG, MOST_BYTES = "config.json", 2**24
+hf_folder = Late("tiewise.checkpoint.hf_folder")  # imported late: it needs NumPy
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -373,10 +374,12 @@ def read_config_file(path: Path) -> dict[str, Any]:
         CheckpointError: The file cannot be read.
     """
     if is_hub_path(path):
-        return json_object(open_repository(path, HubReading()), CONFIG, most=MOST_BYTES)
+        repository = hf_folder.open_repository(path, hf_folder.HubReading())
+        config: dict[str, Any] = hf_folder.json_object(repository, CONFIG, most=MOST_BYTES)
+        return config
     if path.is_dir():
         path = path / CONFIG
-    config = read_json(str(path), most=MOST_BYTES)
-    if not isinstance(config, dict):
+    stored = read_json(str(path), most=MOST_BYTES)
+    if not isinstance(stored, dict):
         raise PlanError(f"{path}: not a config", "a config.json is one JSON object")
-    return config
+    return stored

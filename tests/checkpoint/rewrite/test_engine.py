@@ -306,7 +306,9 @@ def test_rewrite_refuses_source_that_changes_while_read(tmp_path, what):
     path = llama(tmp_path / "a", rows=4096, width=64)
     source = path / "model.safetensors"
 
-    def change(*_):
+    def change(task, *_):
+        if task == "reading headers":
+            return  # the rewrite has not noted the files' sizes and times yet
         if what == "goes":
             source.unlink(missing_ok=True)
         elif what == "is touched":
