@@ -164,7 +164,7 @@ OTHERS = {
     "a live model for load": (lambda: tiewise.load(nn.Linear(2, 2)), r"tiewise\.install\(model\)"),
     "a folder that is missing": (lambda: tiewise.load("nope"), "nope: no such folder; check the path"),
     "a name of the hub": (lambda: tiewise.check("gpt2"), "hf download gpt2 --local-dir gpt2"),
-    "a name of the hub with its owner": (lambda: tiewise.check("me/A"), "hf download me/A --local-dir A"),
+    "a name of the hub with its owner": (lambda: tiewise.check("me/A"), "hf://me/A reads the model from the Hub"),
     "a list of folders": (lambda: tiewise.inspect(["a", "b"]), r"write tiewise\.inspect\(FOLDER\)"),
     "a number for the arms of a plan": (lambda: tiewise.plan("gpt2", 3), "names no arms"),
     "a function for the file of an exercise": (lambda: tiewise.lab.exercise(1, len), "save your function in a file"),

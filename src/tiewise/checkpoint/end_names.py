@@ -26,7 +26,8 @@ def find_end_names(
 ) -> tuple[str, ClassEnds]:
     """Return (method, ends) of the first method that finds a stored end, else of the last.
 
-    A class without a token table has no end.
+    A class without a token table of its own has ends only if the usual names show an input table, as the text model of
+    CLIP has one.
 
     The names may be of tensors that the checkpoint does not store.
 
@@ -34,10 +35,10 @@ def find_end_names(
         modules: the checkpoint.
         config: its config; empty if it has none.
         class_ends: the class that the config names; None if the architecture data lacks it.
-        tokenless: the class has no token table.
+        tokenless: the class names no token table.
     """
     if tokenless:
-        return BY_DATA, ClassEnds()
+        return _of_tokenless(modules)
     ends = _by_data(modules, class_ends or claims.family_ends(config))
     if modules.count_stored(ends):
         return BY_DATA, ends
@@ -45,6 +46,14 @@ def find_end_names(
     if modules.count_stored(ends):
         return BY_NAMES, ends
     return BY_SHAPES, _by_shapes(modules, config)
+
+
+def _of_tokenless(modules: StoredModules) -> tuple[str, ClassEnds]:
+    """Return (method, ends) of a class that names no token table. A head without an input table is none."""
+    ends = _by_names(modules)
+    if ends.inputs:
+        return BY_NAMES, ends
+    return BY_DATA, ClassEnds()
 
 
 def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
