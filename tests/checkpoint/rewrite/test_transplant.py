@@ -213,7 +213,7 @@ def test_transplant_with_donor_uses_its_coefficients(source, tmp_path):
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         # the donor's space is wider and rotated, and its coefficients hold at both ends of the source
         torch.testing.assert_close(made[name][9], 2 * old[name][1] - 0.5 * old[name][3], rtol=1e-4, atol=1e-5)
-    said = f"1 combine the rows of at most {2 * width // 8} shared tokens, as they do in donor; there 0.0 %"
+    said = f"1 combine the rows of at most {2 * width // 8} shared tokens, as they do in donor; there 0 %"
     assert receipt.notes[0].startswith(said)
 
 

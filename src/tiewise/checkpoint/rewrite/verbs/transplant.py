@@ -330,7 +330,7 @@ def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -
         difference = row - c @ rows[np.searchsorted(ids, shared)]
         left.append(float(np.linalg.norm(difference) / np.linalg.norm(row)))
     how = f"combine the rows of at most {chosen.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
-    residual = percent(float(np.median(left or [0.0])), digits=1)
+    residual = percent(float(np.median(left or [0.0])), digits=0)
     return f"{len(chosen):,} {how}; there {residual} of a row's length is left over (median)"
 
 
