@@ -26,7 +26,7 @@ def find_end_names(
 ) -> tuple[str, ClassEnds]:
     """Return (method, ends) of the first method that finds a stored end, else of the last.
 
-    A class without a token table of its own has ends only if the usual names show an input table, as the text model of
+    A class that names no token table has ends only if the usual names show an input table, as the text model of
     CLIP has one.
 
     The names may be of tensors that the checkpoint does not store.
@@ -49,7 +49,7 @@ def find_end_names(
 
 
 def _of_tokenless(modules: StoredModules) -> tuple[str, ClassEnds]:
-    """Return (method, ends) of a class that names no token table. A head without an input table is none."""
+    """Return (method, ends) of a class that names no token table. It has no head without an input table."""
     ends = _by_names(modules)
     if ends.inputs:
         return BY_NAMES, ends
