@@ -120,7 +120,8 @@ def test_killed_worker_is_named_and_other_runs_resume(job, tiny_settings, tmp_pa
     jobs = [replace(job(tiny_settings(steps=1000), tmp_path / f"{n}"), seed=n, title=f"run {n}") for n in (1, 2)]
     undisturbed = train(replace(jobs[0], folder=tmp_path / "whole"))
     shown = []
-    with Workers(2) as two_workers, pytest.raises(RunError, match="run 2: its process was ended by SIGKILL; --resume"):
+    ended = "run 2: its process was ended by SIGKILL; resume from its last checkpoint with --resume"
+    with Workers(2) as two_workers, pytest.raises(RunError, match=ended):
         two_workers.each(train_or_die, jobs, lambda job, what, done, total: shown.append((job.title, total)), ignore)
     assert psutil.Process().children() == before
     assert set(shown) == {("run 1", 1000)}
