@@ -14,17 +14,19 @@ from tiewise.planning.model_families import (
     register_reader,
 )
 from tiewise.planning.readers.parts import (
+    DENSE,
     SLIDING,
+    SPARSE,
     Layer,
     Sublayer,
     choose,
     experts_part,
     ffn,
+    ffn_kinds,
     layer_kinds,
     mixed_decoder,
 )
 
-SPARSE, DENSE = "sparse", "dense"
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 RATES = {CSA: 4, HCA: 128}  # tokens per compressed entry, by default
 OF_RATE = {0: SLIDING, 4: CSA, 128: HCA}  # older configs list a rate for each layer
@@ -38,17 +40,13 @@ def indexer(config: Config) -> Count:
 
 def dense_first(config: Config) -> list[str]:
     """Return the kind of each layer's feed-forward part: dense in the first layers, then sparse."""
-    layers = config.size("num_hidden_layers")
-    dense = min(layers, config.size("first_k_dense_replace", 0, least=0))
-    return layer_kinds(config, "mlp_layer_types", [DENSE] * dense + [SPARSE] * (layers - dense))
+    return ffn_kinds(config, config.size("first_k_dense_replace", 0, least=0))
 
 
 @register_reader("latent")
 def _latent(config: Config) -> Architecture:
     """Read GLM-4.7 Flash, a DeepSeek V3 with a list of dense and sparse layers."""
-    layers = config.size("num_hidden_layers")
-    kinds = layer_kinds(config, "mlp_layer_types", [DENSE] + [SPARSE] * (layers - 1))
-    return latent_decoder(config, kinds, [False] * layers)
+    return latent_decoder(config, ffn_kinds(config, dense=1), [False] * config.size("num_hidden_layers"))
 
 
 @register_reader("indexed")

@@ -6,13 +6,16 @@ from tiewise.planning.architecture import Architecture, Heads, elementwise, line
 from tiewise.planning.config import Config
 from tiewise.planning.model_families import read_experts, register_reader
 from tiewise.planning.readers.parts import (
+    DENSE,
     FULL,
     SLIDING,
+    SPARSE,
     Layer,
     Sublayer,
     choose,
     experts_part,
     ffn,
+    ffn_kinds,
     layer_kinds,
     mixed_decoder,
 )
@@ -25,12 +28,11 @@ def _mimo_v2(config: Config) -> Architecture:
     d, layers = config.size("hidden_size"), config.size("num_hidden_layers")
     mixers = {FULL: _attention(config, sliding=False), SLIDING: _attention(config, sliding=True)}
     experts = read_experts(config, "n_routed_experts", "moe_intermediate_size")
-    after = {"dense": ffn(d, config.size("intermediate_size")), "sparse": experts_part(d, experts)}
+    after = {DENSE: ffn(d, config.size("intermediate_size")), SPARSE: experts_part(d, experts)}
     usual = [FULL if index == 0 or (index + 1) % FULL_EVERY == 0 else SLIDING for index in range(layers)]
     kinds = layer_kinds(config, otherwise=usual)
-    ffn_kinds = layer_kinds(config, "mlp_layer_types", ["dense"] + ["sparse"] * (layers - 1))
     joined = []
-    for kind, ffn_kind in zip(kinds, ffn_kinds, strict=True):
+    for kind, ffn_kind in zip(kinds, ffn_kinds(config, dense=1), strict=True):
         joined.append(Layer(choose(mixers, kind, config), choose(after, ffn_kind, config)))
     return mixed_decoder(config, joined)
 

@@ -6,6 +6,7 @@ mamba2(d, shape)          selective state space of Mamba 2
 short_convolution(d, …)   gated convolution (LFM2)
 ffn(d, width)             feed-forward part
 layer_kinds(config, key)  names of the layers' kinds
+ffn_kinds(config, dense)  the same of their feed-forward parts
 mixed_decoder(config, …)  the decoder
 """
 
@@ -32,6 +33,7 @@ from tiewise.planning.config import Config
 from tiewise.planning.model_families import Experts
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+SPARSE, DENSE = "sparse", "dense"  # feed-forward parts: experts, or one for all tokens
 # older names of kinds of layers, which transformers 5.23 still accepts
 OLDER_KINDS = {"mamba": LINEAR, "attention": FULL, "deepseek_sparse_attention": "indexed_attention"}
 
@@ -164,6 +166,16 @@ def layer_kinds(config: Config, key: str = "layer_types", otherwise: Sequence[st
         problem = f"{key} of {config.family} has {len(kinds)} kinds for {layers} layers"
         raise PlanError(problem, "give one kind for each layer")
     return [OLDER_KINDS.get(kind, kind) for kind in kinds]
+
+
+def ffn_kinds(config: Config, dense: int) -> list[str]:
+    """Return the kind of each layer's feed-forward part.
+
+    By default the first `dense` layers are dense, the others sparse.
+    """
+    layers = config.size("num_hidden_layers")
+    dense = min(layers, dense)
+    return layer_kinds(config, "mlp_layer_types", [DENSE] * dense + [SPARSE] * (layers - dense))
 
 
 def choose(parts: Mapping[str, Any], kind: str, config: Config) -> Any:
