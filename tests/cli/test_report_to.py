@@ -108,6 +108,14 @@ def test_resume_without_the_tracker_is_refused_and_keeps_the_run(tiewise, text, 
     assert (tmp_path / "run/tied/seed-1/final/model.safetensors").is_file()
 
 
+def test_run_without_trackers_needs_no_tensorboard(tiewise, text, tmp_path, monkeypatch):
+    for name in ("tensorboard", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)  # an import raises ImportError
+    done = tiewise("train", "-t", text, *TINY, "--out=run")
+    assert done.code == 0, done.err
+    assert not list((tmp_path / "run").rglob("*events.out*"))
+
+
 def test_flax_refuses_trackers_with_one_line(tiewise, text):
     result = tiewise("compare", "-t", text, *TINY, "--backend=flax", "--report-to=tensorboard")
     assert_refused(result, "tiewise: --report-to tensorboard with the flax backend; leave it out")

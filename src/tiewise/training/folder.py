@@ -3,7 +3,7 @@
 Files are complete or absent; checkpoints are complete or removed.
 
 OUT/  run.yaml  env.json  data/  tuning.json  results.json  report.html
-      <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  tensorboard/  final/  dense/  result.json (last)
+      <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  final/  dense/  result.json (last)
 
 A run is prepared in OUT/.starting and becomes OUT's run in one step, with `run.yaml` last. If a text is too short, or
 the model cannot have an arm, nothing is left behind, and the earlier run is still there. One process at a time works in

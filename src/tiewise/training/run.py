@@ -63,7 +63,7 @@ from tiewise.training.folder import (
 from tiewise.training.measures import MeasuredSplit
 from tiewise.training.results import DENSE, FINAL, RUN_AGAIN, CurvePoint, RunResult
 from tiewise.training.settings import Settings, find_kind
-from tiewise.training.trackers import without_tracker_output
+from tiewise.training.trackers import without_tracker_output, writes_events
 from tiewise.training.trainer import (
     Events,
     Interrupt,
@@ -195,7 +195,9 @@ class Kind(ABC):
         `changes` replace values of `training_arguments`. A trial has no curve.
         """
         # the record is first, so it times the steps without the callbacks after it
-        callbacks = [RunRecord(job), Events(job)]
+        callbacks = [RunRecord(job)]
+        if writes_events(job.trackers):
+            callbacks.append(Events(job))
         if job.spec.untie_at is not None:
             callbacks.append(untie_at(job.spec.untie_at))
         if job.spec.tie_at is not None:

@@ -67,6 +67,13 @@ def require_packages(names: Iterable[str]) -> None:
     The message has the command that installs it.
     """
     for name in names:
-        package = PACKAGES.get(name)
-        if package is not None and find_spec(package.module) is None:
+        if not is_installed(name):
+            package = PACKAGES[name]
+            assert package is not None, "a tracker without a package counts as installed"
             raise RunError(f"the tracker {name} is not installed", f"pip install {package.pip}")
+
+
+def is_installed(name: str) -> bool:
+    """Return whether the package of a tracker is installed, as far as it is known and needs one."""
+    package = PACKAGES.get(name)
+    return package is None or find_spec(package.module) is not None

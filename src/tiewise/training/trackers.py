@@ -1,7 +1,7 @@
 """Experiment trackers during a run: the Trainer's arguments, and output of a tracker.
 
 transformers' callback of a tracker sends the logged figures of each run, and its settings with `arm` and `seed`.
-TensorBoard's events are always written, by `trainer.Events`; `report_to` may choose another folder for them.
+`trainer.Events` does this for TensorBoard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import TrainingArguments
 from tiewise.core import Late
 from tiewise.core.errors import RunError, one_line_message
 from tiewise.core.written_options import written_option
-from tiewise.training.tracker_names import ALL, TENSORBOARD, require_packages
+from tiewise.training.tracker_names import ALL, TENSORBOARD, is_installed, require_packages
 
 integrations = Late("transformers.integrations.integration_utils")
 PROJECT = "tiewise"  # project of the runs, in trackers that the Trainer tells one
@@ -57,19 +57,24 @@ def tracker_arguments(names: Sequence[str], tracked_as: str, arm: str) -> dict[s
     return {"report_to": list(names) or "none", "run_name": tracked_as, "project": project, "arm": arm}
 
 
+def writes_events(names: Sequence[str]) -> bool:
+    """Return whether a run with these trackers writes TensorBoard events."""
+    return TENSORBOARD in names or (ALL in names and is_installed(TENSORBOARD))
+
+
 def without_events(arguments: ReportedArguments) -> ReportedArguments:
     """Return the arguments without TensorBoard, whose events `trainer.Events` writes."""
     arguments.report_to = [name for name in arguments.report_to if name != TENSORBOARD]
     return arguments
 
 
-def events_folder(names: Sequence[str], tracked_as: str, run: Path) -> Path:
+def events_folder(tracked_as: str, run: Path) -> Path:
     """Return the folder of a run's TensorBoard events.
 
-    It is in the run's folder. If the run reports to TensorBoard, TENSORBOARD_LOGGING_DIR may name another place.
+    It is in the run's folder, or in the place that TENSORBOARD_LOGGING_DIR names.
     """
     root = os.environ.get("TENSORBOARD_LOGGING_DIR")
-    if root and {ALL, TENSORBOARD} & set(names):
+    if root:
         return Path(root).expanduser() / tracked_as
     return run / EVENTS
 

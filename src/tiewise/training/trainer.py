@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
@@ -27,7 +26,7 @@ from transformers.trainer_callback import ExportableState
 from tiewise.boundary.ops.fast_products import ProductChoice
 from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
 from tiewise.boundary.sharded_tables import fsdp_units, reshard
-from tiewise.core import ranks
+from tiewise.core import Late, ranks
 from tiewise.core.errors import RunError
 from tiewise.core.interrupts import NotedCtrlC, set_ctrl_c_handler, was_ctrl_c_pressed
 from tiewise.core.progress import report_progress
@@ -39,6 +38,8 @@ from tiewise.training.trackers import ReportedArguments, events_folder, tracker_
 
 if TYPE_CHECKING:
     from tiewise.boundary.installation import Installed
+
+tensorboard = Late("torch.utils.tensorboard")  # imports a package that only `report_to` needs
 
 EVALUATED = "eval_"  # start of the names of evaluated values, by which trackers group them
 SHARDED = "sharded"  # subfolder of a checkpoint with a model that several processes hold in parts
@@ -406,8 +407,8 @@ class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no ty
     """
 
     def __init__(self, job: Job) -> None:
-        folder = events_folder(job.trackers, job.tracked_as, job.folder)
-        super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.is_first() else None)
+        folder = events_folder(job.tracked_as, job.folder)
+        super().__init__(tensorboard.SummaryWriter(log_dir=str(folder)) if ranks.is_first() else None)
 
     on_train_begin = ranks.agreed()(TensorBoardCallback.on_train_begin)
     on_train_end = ranks.agreed()(TensorBoardCallback.on_train_end)

@@ -181,7 +181,7 @@ def test_resumed_recurrent_run_matches_uninterrupted_run(variant, held, job, int
     assert differing_fields(resumed.result, whole.result) <= {"curve"}
     left, right = ([p.heldout_nll for p in run.result.curve if p.step > 33] for run in (resumed, whole))
     assert left == right
-    assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
+    assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json"}
 
 
 def test_start_stores_number_of_steps_in_requested_epochs(corpus, words, tmp_path, lines):
