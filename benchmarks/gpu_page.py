@@ -1,6 +1,7 @@
 """Section of `docs/dev/performance.md` about GPUs, rendered from `benchmarks/results/gpu/`.
 
-`benchmarks.gpu` writes `checks-CARD.json`; `benchmarks.gpu_times` writes `times-CARD.json`.
+`benchmarks.gpu` writes `checks-CARD.json`, `benchmarks.gpu_times` writes `times-CARD.json`, and `benchmarks.gpu_rows`
+writes `rows-CARD.json`, which a card may lack.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def render_section(folder: Path) -> str:
     for card in cards:
         checks, times = read_results(folder / f"checks-{card}.json"), read_results(folder / f"times-{card}.json")
         blocks += [render_checks(checks), *(render_table(measurement) for measurement in times["measurements"])]
+        parts = folder / f"rows-{card}.json"
+        if parts.exists():
+            blocks.append(render_parts(read_results(parts)))
     return "\n".join(blocks)
 
 
@@ -66,3 +70,25 @@ def render_table(measurement: Record) -> str:
             f"| {row['error']:.0e} |"
         )
     return "\n".join([*lines, ""])
+
+
+def render_parts(record: Record) -> str:
+    """Return the table of the parts of one step, in milliseconds, with a column for each shape."""
+    milliseconds: dict[str, dict[str, float | str]] = {}  # by part and shape
+    for name, time in record["times"].items():
+        shape, _, part = name.partition(": ")
+        milliseconds.setdefault(part, {})[shape.replace("x", "×")] = time
+    shapes = list(dict.fromkeys(shape for by_shape in milliseconds.values() for shape in by_shape))
+    corner = "Milliseconds in bf16; parts of a step take at most 8192 tokens"
+    lines = [f"| {corner} | {' | '.join(shapes)} |", "|---" * (len(shapes) + 1) + "|"]
+    for part, by_shape in milliseconds.items():
+        cells = [_format_time(by_shape.get(shape)) for shape in shapes]
+        lines.append(f"| {part} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _format_time(time: float | str | None) -> str:
+    """Return milliseconds with two decimals, or the error of a part that did not run."""
+    if isinstance(time, float):
+        return f"{time:.2f}"
+    return time or ""

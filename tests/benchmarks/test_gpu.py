@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_page
 
 
 def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys):
@@ -63,3 +63,10 @@ def test_main_reports_missing_gpu_or_package_in_one_line(tmp_path, capsys, monke
     assert run.returncode == 2
     assert "missing transformers: pip install" in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_table_of_parts_has_a_column_for_each_shape():
+    times = {"8 x 9 x 2: logits": 0.125, "4 x 9 x 2: logits": 2.0, "4 x 9 x 2: step": "out of memory"}
+    table = gpu_page.render_parts({"times": times}).splitlines()
+    assert table[0].endswith("| 8 × 9 × 2 | 4 × 9 × 2 |")
+    assert table[2:] == ["| logits | 0.12 | 2.00 |", "| step |  | out of memory |"]
