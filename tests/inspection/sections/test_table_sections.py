@@ -17,8 +17,8 @@ from tiewise.inspection.inspection import inspect
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of
-from tiewise.inspection.sections.which_end import across, measurement_over_seeds
-from tiewise.inspection.tables.align_tables import CKA, CKA_CURVE, Score, align, nearer_end
+from tiewise.inspection.sections.which_end import _answer, across, measurement_over_seeds
+from tiewise.inspection.tables.align_tables import CKA, CKA_CURVE, IDENTITY, ORTHOGONAL, Lean, Score, align, nearer_end
 from tiewise.inspection.tables.bigram_counts import contexts
 from tiewise.inspection.tables.model_tables import ArrayTable, one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
@@ -440,3 +440,14 @@ def test_notes_name_their_model_only_once(tmp_path):
     said = [line for section in found.sections[1:] for line in notes(section) if "behind its map" in line]
     assert said
     assert all(line.count("factored:4") == 1 for line in said)
+
+
+def test_answer_names_no_table_that_is_not_clearly_closer():
+    half = make_estimate(0.5)
+    unclear, output = make_estimate(0.005), make_estimate(0.2)
+    leans = (Lean(ORTHOGONAL, half, half, unclear), Lean(CKA, half, half, unclear), Lean(IDENTITY, half, half, output))
+    answer = "the tied table is not clearly closer to either table of b after the best rotation"
+    assert _answer(leans, "b").startswith(f"{answer}, and by 1 of the 2 other measures; closer to the output table ")
+    leans = (Lean(ORTHOGONAL, half, half, output), Lean(CKA, half, half, Estimate(0.1, math.nan, math.nan, 1)))
+    answer = "the tied table is closest to the output table of b after the best rotation; not clearly closer to either "
+    assert _answer(leans, "b").startswith(answer)

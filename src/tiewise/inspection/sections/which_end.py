@@ -249,17 +249,20 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
     for lean in leans:
         if lean.view == CENTRED:
             side = toward(lean.difference)
-            sides[lean.measure] = "neither table clearly" if side == NEITHER else f"the {side} table"
+            sides[lean.measure] = side if side in ("input", "output") else NEITHER
     first = ORTHOGONAL if ORTHOGONAL in sides else next(iter(sides))
     by_side: dict[str, list[str]] = {}
     for name, side in sides.items():
         by_side.setdefault(side, []).append(spelled(name))
     alike = by_side.pop(sides[first])
-    answer = f"the tied table is closest to {sides[first]} of {other} {spelled(first)}"
+    answer = f"the tied table is closest to the {sides[first]} table of {other} {spelled(first)}"
+    if sides[first] == NEITHER:
+        answer = f"the tied table is not clearly closer to either table of {other} {spelled(first)}"
     if len(alike) > 1:
         answer += f", and by {len(alike) - 1} of the {len(sides) - 1} other measures"
     for side, names in by_side.items():
-        answer += f"; {side} {', '.join(names)}"
+        closer = "not clearly closer to either" if side == NEITHER else f"closer to the {side} table"
+        answer += f"; {closer} {', '.join(names)}"
     return answer
 
 
