@@ -127,6 +127,7 @@ CASES |= cases(
         "plan shared": f"plan --like gpt2 --share {SHARES} --dtype=bfloat16 --init=0.05",
         "plan built": "plan model-gpt2 --build",
         "plan built like": "plan --like gpt2 --build",
+        "plan not built": "plan model-gpt2 --no-build",
         "plan page": "plan --like gpt2 --plot page.html",
         "plan page of a published size": "plan --like albert-base-v2 --plot page.html -q",
         "plan page again": "plan --like gpt2 --plot text.txt --overwrite -q",

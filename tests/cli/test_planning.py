@@ -214,3 +214,11 @@ def test_models_reports_zero_matches_and_refuses_unknown_family(tiewise):
     assert "0 models" in tiewise("plan", "--list", "--family=pythia", "--tied").out
     result = tiewise("plan", "--list", "--family=lama")
     assert_refused(result, "no model's name or type begins with 'lama'; did you mean llama?")
+
+
+def test_plan_no_build_keeps_the_estimate_and_excludes_build(tiewise, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIEWISE_NO_BUILD", "0")
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "helium", **sizes, "intermediate_size": 64}))
+    assert json.loads(tiewise("plan", "config.json", "--no-build", "--json").out)["model"]["estimated"]
+    assert_refused(tiewise("plan", "gpt2", "--build", "--no-build"), "--build and --no-build at once")

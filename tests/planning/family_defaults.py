@@ -44,6 +44,8 @@ BESIDES = {
     "gptj": {"intermediate_size": "n_inner"},
     "opt": {"intermediate_size": "ffn_dim"},
 }
+# keys without a usable default in the class
+REQUIRED = {"lfm2_moe": {"layer_types": ["full_attention"] * 32}}
 KEPT = (int, float, str, bool, list, type(None))
 
 
@@ -84,7 +86,7 @@ def read_keys(family: str, names: dict[str, str]) -> set[str]:
     """Return the keys that the family's reader accesses, with each switch that makes it read more."""
     accessed = set()
     for changed in SWITCHES:
-        values = {**CONFIG_MAPPING[family]().to_dict(), **changed}
+        values = {**CONFIG_MAPPING[family]().to_dict(), **REQUIRED.get(family, {}), **changed}
         values.pop("architectures", None)
         recorder = _Recorder(values)
         c = Config(recorder, family)

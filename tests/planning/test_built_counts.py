@@ -72,6 +72,12 @@ def test_plan_asks_no_class_if_a_reader_counts_or_transformers_has_none(asked):
     assert asked == []
 
 
+def test_plan_builds_no_class_if_the_caller_refuses(asked):
+    assert tiewise.plan(HELIUM, build=False).record()["model"]["estimated"]
+    assert tiewise.plan(PHIMOE, build=False).record()["model"]["not_counted"]
+    assert asked == []
+
+
 def test_plan_of_shared_layers_keeps_the_estimate(asked):
     assert tiewise.plan(HELIUM, share="none,all").record()["model"]["estimated"]
     assert asked == []

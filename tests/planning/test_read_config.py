@@ -10,11 +10,12 @@ import torch
 import transformers
 from family_defaults import PATH, all_records
 from published_configs import PUBLISHED, QUICK
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto import modeling_auto as auto
 
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.errors import PlanError
+from tiewise.planning.config import Config
 from tiewise.planning.model_families import READERS as READER_FUNCTIONS
 from tiewise.planning.read_config import read
 
@@ -145,6 +146,52 @@ def test_read_counts_class_defaults_like_transformers_tied_or_untied(family, tie
         return  # their classes overrule the config's key
     config = {"model_type": family} | ({} if tied is None else {"tie_word_embeddings": tied})
     assert read(config).total == count_parameters(build_model(config))
+
+
+def aliased_keys():
+    """Return (family, alias, key of the class) of every size or number that a reader reads under an alias."""
+    cases = []
+    for family in READERS:
+        defaults = DEFAULTS[family]["defaults"]
+        for alias, key in CONFIG_MAPPING[family].attribute_map.items():
+            if (family, key) == ("gpt_neo", "num_layers"):
+                continue  # the class also wants a list of kinds of this length
+            if alias in DEFAULTS[family]["names"] and type(defaults.get(key)) is int:
+                cases.append((family, alias, key))
+    return cases
+
+
+@pytest.mark.parametrize(("family", "alias", "key"), aliased_keys(), ids=str)
+def test_key_and_its_alias_at_once_are_read_like_the_class(family, alias, key):
+    for written in ({alias: 8, key: 4}, {key: 4, alias: 8}):
+        assert Config({"model_type": family, **written}, family).get(key) == 8
+        assert getattr(CONFIG_MAPPING[family].from_dict(written), key) == 8
+
+
+def test_deepseek_v4_with_both_intermediate_sizes_counts_like_its_class():
+    sizes = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16}
+    sizes |= {"q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8, "index_n_heads": 2, "index_head_dim": 8}
+    sizes |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "hc_mult": 2, "model_type": "deepseek_v4"}
+    for widths in ({"moe_intermediate_size": 24, "intermediate_size": 40}, {"intermediate_size": 40}):
+        assert read({**sizes, **widths}).total == count_parameters(build_model({**sizes, **widths}))
+
+
+def test_width_that_the_class_of_bloom_does_not_know_is_ignored():
+    config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "intermediate_size": 24}
+    assert read(config).total == count_parameters(build_model(config))
+
+
+def test_older_flag_of_lfm2_unties():
+    config = {"model_type": "lfm2", "num_hidden_layers": 2, "tie_embedding": False, "tie_word_embeddings": True}
+    assert read(config).total == count_parameters(build_model(config))
+
+
+def test_lfm2_moe_without_kinds_of_layers_is_refused_like_its_class():
+    config = {"model_type": "lfm2_moe", "num_hidden_layers": 2, "full_attn_idxs": [1]}
+    with pytest.raises(TypeError):
+        build_model(config)
+    with pytest.raises(PlanError, match="has no layer_types"):
+        read(config)
 
 
 def test_read_uses_a_nested_text_config_and_notes_it():

@@ -58,6 +58,14 @@ def _in(panel: str, kind: type, *names: str, default: Any = None, **described: A
         typer.Option(False, "--full", help="Print every figure, thresholds, nearest models and assumptions."),
     ),
     build=(bool, typer.Option(False, "--build", help="Count by building the model without memory (needs torch).")),
+    no_build=(
+        bool,
+        typer.Option(
+            False,
+            "--no-build",
+            help="Do not build the class with transformers for an exact count. TIEWISE_NO_BUILD=1 does the same.",
+        ),
+    ),
     vocab=_in(SIZES, int, help="Tokens V."),
     width=_in(SIZES, int, help="Width D."),
     layers=_in(SIZES, int, help="Layers L."),
@@ -112,11 +120,14 @@ def _print_plan(parameters: dict[str, Any]) -> None:
     _require_new_page(plot, parameters["overwrite"])
     sizes = {name: parameters[name] for name in SIZE_OPTIONS if parameters[name] is not None}
     model = _model(parameters["model"], parameters["like"], sizes)
+    if parameters["build"] and parameters["no_build"]:
+        raise PlanError("--build and --no-build at once", "leave one of them out")
     if parameters["build"]:
         model = _built(model)
     setting = Setting(**{name: parameters[name] for name in SETTING_OPTIONS}, std=parameters["init"])
     sharings = split_specs(parameters["share"]) if parameters["share"] else None
-    result = make_plan(model, split_specs(parameters["arms"]), sharings, setting)
+    arms, build = split_specs(parameters["arms"]), not parameters["no_build"]
+    result = make_plan(model, arms, sharings, setting, build=build)
     if plot is not None:
         _write_page(result, plot, parameters["quiet"])
     if parameters["json_"]:

@@ -18,6 +18,8 @@ from tiewise.planning.architecture import TokenTables
 MOST, MOST_LAYERS = 10**12, 10_000
 GENERIC, UNNAMED = "generic decoder", "unknown"  # family names for bare sizes, and for a config without model_type
 NEEDED_SIZES = ("vocab", "width", "layers")  # sizes that a plan without a config needs
+# Keys that are no target of an alias in their class: a value under the usual key does not replace theirs.
+WITHOUT_ALIAS = ("n_embed", "n_inner", "ffn_dim")
 LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
 
 
@@ -54,10 +56,24 @@ class Config:
     def get(self, key: str, otherwise: Any = None) -> Any:
         """Return the value of `key`, under its usual or the family's name.
 
-        `otherwise` is returned for null and for a missing key.
+        `otherwise` is returned for null and for a missing key. If a file has both names, the class of transformers sets
+        its attribute to the value under the usual name.
         """
-        value = self._first_value(self.names.get(key, key), key)
+        attribute = self.names.get(key, key)
+        value = self._first_value(*self._aliases(attribute), attribute, key)
         return otherwise if value is None else value
+
+    def _aliases(self, attribute: str) -> list[str]:
+        """Return the file's other names of an attribute of the class, the last one first."""
+        if attribute in WITHOUT_ALIAS:
+            return []
+        aliases = [name for name in self.values if self.names.get(name) == attribute]
+        return aliases[::-1]
+
+    def knows(self, key: str) -> bool:
+        """Return whether the class reads a key. True for a family without data on its keys."""
+        has_data = self.record.written_keys is None and bool(self.defaults)
+        return not has_data or key in self.defaults or key in self.names
 
     def _first_value(self, *names: str) -> Any:
         """Return the value of the first name that the file has, else that the defaults have.

@@ -117,7 +117,7 @@ def decoder(
 ) -> Architecture:
     """Read a decoder. The defaults are those of a Llama without biases."""
     d, layers = config.size("hidden_size"), config.size("num_hidden_layers")
-    ffn = config.size(ffn_width, 4 * d)
+    ffn = config.size(ffn_width, 4 * d) if config.knows(ffn_width) else 4 * d
     heads = heads or read_heads(config, grouped)
     norms_of_queries = _query_norms(heads, kind, query_norms) * config.flag(normed_queries)
     if maps is None:

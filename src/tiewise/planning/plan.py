@@ -164,6 +164,8 @@ def plan(
     arms: str | BoundarySpec | Iterable[str | BoundarySpec] = ("tied", "untied"),
     share: str | SharingSpec | Iterable[str | SharingSpec] | None = None,
     setting: Setting | None = None,
+    *,
+    build: bool = True,
     **keywords: Unpack[PlanKeywords],
 ) -> Plan:
     """Count every boundary with every sharing.
@@ -177,6 +179,8 @@ def plan(
         share: Sharings of layers, as a list or as text. None: as the model itself shares its layers.
         like: A name of the catalogue, instead of `model`. A path is not looked up.
         setting: Tokens per step, dtype, ranks and initialisation, as one object instead of as keywords.
+        build: If no reader counts a config exactly and transformers is installed, build its class without weights in
+            a child process. False, or the environment variable TIEWISE_NO_BUILD=1: keep the marked estimate.
         vocab, width, layers: V, D and L of a generic decoder without a model, or other sizes of a catalogue model.
         heads, kv_heads: Attention heads, and heads of keys and values. By default 1, and as many as `heads`.
         ffn: Width of the feed-forward layer. By default 4 D.
@@ -203,7 +207,7 @@ def plan(
     """
     refuse_unknown(keywords)
     # a class that is built does not show its layers one by one, so a plan of sharing keeps the estimate
-    name, architecture = resolve_model(read_size_keywords(model, keywords), builds=share is None)
+    name, architecture = resolve_model(read_size_keywords(model, keywords), builds=build and share is None)
     setting = read_setting_keywords(setting, keywords)
     specs = dict.fromkeys(BoundarySpec.parse(arm) for arm in _one_by_one(arms))
     for spec in specs:

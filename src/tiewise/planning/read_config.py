@@ -29,6 +29,7 @@ from tiewise.planning.architecture import (
 from tiewise.planning.config import GENERIC, MOST, MOST_LAYERS, UNNAMED, Config, saved_class
 from tiewise.planning.model_families import READERS, Reader, decoder
 from tiewise.planning.readers.towers import TOWER_READERS, Composite
+from tiewise.planning.task_heads import add_task_head
 from tiewise.planning.uncounted import has_token_head, towers, uncounted_parts
 
 TEXT_PART = "_text"  # added to the outer model_type to name a nested text_config without one
@@ -48,7 +49,7 @@ def read(config: Mapping[str, Any]) -> Architecture:
     Raises:
         PlanError: a size is missing or contradicts another.
     """
-    architecture = _read(config)
+    architecture = add_task_head(config, _read(config))
     if family(config.get("model_type")).reader is not None or has_token_head(config):
         return architecture
     return replace(architecture, ends=replace(architecture.ends, tied=False, head=False, head_biases=0))

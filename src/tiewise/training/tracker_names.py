@@ -74,6 +74,8 @@ def require_packages(names: Iterable[str]) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether the package of a tracker is installed, as far as it is known and needs one."""
+    """Return whether the package of a tracker is installed.
+
+    True for an unknown tracker and for one without a package."""
     package = PACKAGES.get(name)
     return package is None or find_spec(package.module) is not None

@@ -178,36 +178,46 @@ def _jamba_mamba(config: Config) -> Sublayer:
 
 @register_reader("lfm2")
 def _lfm2(config: Config) -> Architecture:
+    """Read an LFM2, whose layers all attend unless the config lists kinds or indices of layers."""
+    indices = range(config.size("num_hidden_layers"))
+    attending = config.get("full_attn_idxs")
+    if not isinstance(attending, list):
+        attending = indices
+    usual = [FULL if index in attending else CONV for index in indices]
     after = ffn(config.size("hidden_size"), _lfm2_width(config))
     layers = []
-    for mixer in _lfm2_mixers(config):
+    for mixer in _lfm2_mixers(config, layer_kinds(config, otherwise=usual)):
         layers.append(Layer(mixer, after))
-    return mixed_decoder(config, layers)
+    return mixed_decoder(_with_older_flag(config), layers)
 
 
 @register_reader("lfm2_moe")
 def _lfm2_moe(config: Config) -> Architecture:
+    """Read an LFM2 with experts. Its class builds no model without a list of kinds."""
     d, dense = config.size("hidden_size"), config.size("num_dense_layers", 0, least=0)
     plain = ffn(d, config.size("intermediate_size"))
     sparse = experts_part(d, read_experts(config, "num_experts", "moe_intermediate_size"))
     layers = []
-    for index, mixer in enumerate(_lfm2_mixers(config)):
+    for index, mixer in enumerate(_lfm2_mixers(config, layer_kinds(config))):
         layers.append(Layer(mixer, plain if index < dense else sparse))
-    return mixed_decoder(config, layers)
+    return mixed_decoder(_with_older_flag(config), layers)
 
 
-def _lfm2_mixers(config: Config) -> list[Sublayer]:
+def _lfm2_mixers(config: Config, kinds: list[str]) -> list[Sublayer]:
     """Return the mixer of each layer: attention, or a short convolution."""
     d, heads = config.size("hidden_size"), read_heads(config)
-    attending = config.get("full_attn_idxs")
-    if not isinstance(attending, list):
-        attending = range(config.size("num_hidden_layers"))
-    usual = [FULL if index in attending else CONV for index in range(config.size("num_hidden_layers"))]
     mixers = {
         FULL: attention(d, heads, norms=norm(heads.width, "rms", 2).parameters),
         CONV: short_convolution(d, config.size("conv_L_cache"), config.flag("conv_bias")),
     }
-    return [choose(mixers, kind, config) for kind in layer_kinds(config, otherwise=usual)]
+    return [choose(mixers, kind, config) for kind in kinds]
+
+
+def _with_older_flag(config: Config) -> Config:
+    """Return the config with the value of `tie_embedding` as its flag. The class prefers this older key."""
+    if "tie_embedding" not in config.values:
+        return config
+    return Config({**config.values, "tie_word_embeddings": config.get("tie_embedding")}, config.family)
 
 
 def _lfm2_width(config: Config) -> int:
