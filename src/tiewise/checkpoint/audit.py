@@ -322,20 +322,48 @@ def check(
         return selection.run(_open(options), options)
 
 
+def check_opened(
+    checkpoint: Folder | GgufFacts | OnnxFacts,
+    *,
+    source: Facts | None = None,
+    target: Facts | None = None,
+    scan: bool = True,
+) -> Audit:
+    """Check an opened checkpoint with every rule that applies.
+
+    Its files may be anywhere: on disk, on the Hub, or in memory.
+
+    Args:
+        checkpoint: the folder or repository, the GGUF file or the ONNX file.
+        source: checkpoint that an adapter changes, or that the file was made from.
+        target: checkpoint that a draft proposes tokens to.
+        scan: compare the tables, as in `check`.
+
+    Raises:
+        CheckpointError: the checkpoint has no tensors.
+    """
+    options = _CheckOptions(checkpoint.path, scan=scan, base=source, target=target, build=False)
+    if isinstance(checkpoint, Folder):
+        opened = _of_folder(checkpoint.path, checkpoint, options)
+    else:
+        opened = _of_file(checkpoint, options)
+    return _RuleSelection((), ()).run(opened, options)
+
+
 class _CheckOptions(NamedTuple):
     """Arguments of `check` without `select` and `ignore`."""
 
     path: Path
-    deep: bool
-    scan: bool
-    base: AnyPath | None
-    original: AnyPath | None
-    target: AnyPath | None
-    world: int | None
-    as_class: str | None
-    quantise: AnyPath | None
-    build: bool
-    reading: HubReading
+    deep: bool = False
+    scan: bool = True
+    base: AnyPath | Facts | None = None
+    original: AnyPath | Facts | None = None
+    target: AnyPath | Facts | None = None
+    world: int | None = None
+    as_class: str | None = None
+    quantise: AnyPath | None = None
+    build: bool = True
+    reading: HubReading = HubReading()
 
     def require_consistent(self) -> None:
         """Raise a CheckpointError if the arguments contradict each other for any checkpoint."""
@@ -363,10 +391,10 @@ class _CheckOptions(NamedTuple):
         path = self.original if self.base is None else self.base
         return self.facts_of(path)
 
-    def facts_of(self, path: AnyPath | None) -> Facts | None:
-        """Return the facts of the checkpoint that an argument names; None for None."""
-        if path is None:
-            return None
+    def facts_of(self, path: AnyPath | Facts | None) -> Facts | None:
+        """Return the facts of the checkpoint that an argument names or has; None for None."""
+        if path is None or isinstance(path, Facts):
+            return path
         return Facts(open_folder(path, self.reading), self.scan)
 
 
@@ -389,13 +417,17 @@ def _open(options: _CheckOptions) -> _OpenedCheckpoint:
     """Open the checkpoint at the path."""
     path, folder = _file_or_folder(options.path, options.reading)
     options.require_fitting(folder)
-    source = options.source()
-    if folder is None:
-        return _of_file(path, source, options.scan)
-    if folder.is_adapter:
-        adapter = open_adapter(folder, source, options.scan)
-        return _OpenedCheckpoint(adapter, _with_sizes(Audit(path, "adapter"), adapter.tensors), {"any", "adapter"})
-    return _of_model(path, folder, options)
+    if folder is not None:
+        return _of_folder(path, folder, options)
+    return _of_file(read_onnx(path) if path.suffix == ".onnx" else open_gguf(path), options)
+
+
+def _of_folder(path: Path, folder: Folder, options: _CheckOptions) -> _OpenedCheckpoint:
+    """Open an adapter, or a model."""
+    if not folder.is_adapter:
+        return _of_model(path, folder, options)
+    adapter = open_adapter(folder, options.source(), options.scan)
+    return _OpenedCheckpoint(adapter, _with_sizes(Audit(path, "adapter"), adapter.tensors), {"any", "adapter"})
 
 
 def _file_or_folder(path: Path, reading: HubReading) -> tuple[Path, Folder | None]:
@@ -418,13 +450,12 @@ def _file_or_folder(path: Path, reading: HubReading) -> tuple[Path, Folder | Non
     return path_inside(path, "model.onnx"), None
 
 
-def _of_file(path: Path, source: Facts | None, scan: bool) -> _OpenedCheckpoint:
-    """Read a GGUF or ONNX file that was made from the checkpoint `source`."""
-    file = read_onnx(path) if path.suffix == ".onnx" else open_gguf(path)
-    facts = replace(file, source=source, scan=scan)
+def _of_file(file: GgufFacts | OnnxFacts, options: _CheckOptions) -> _OpenedCheckpoint:
+    """Return a GGUF or ONNX file with its source, before the rules run."""
+    facts = replace(file, source=options.source(), scan=options.scan)
     spare = sum(copy.nbytes for copy in facts.copies)
-    kind = path.suffix[1:]
-    audit = Audit(path, kind, parts=tuple(_parts_of_file(facts)), spare=spare)
+    kind = facts.path.suffix[1:]
+    audit = Audit(facts.path, kind, parts=tuple(_parts_of_file(facts)), spare=spare)
     return _OpenedCheckpoint(facts, _with_sizes(audit, facts.tensors), {"any", kind})
 
 

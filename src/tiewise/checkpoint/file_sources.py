@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from tiewise.checkpoint.untrusted import open_regular, path_inside, read_bytes
+from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside, read_bytes, refuse_pointer
 from tiewise.core.errors import CheckpointError
 
 MOST_FILES = 100_000  # entries of a folder
@@ -34,6 +34,20 @@ class OpenFile(Protocol):
     def __enter__(self) -> OpenFile: ...
 
     def __exit__(self, error_type: type | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def read_beginning(file: OpenFile) -> bytes:
+    """Return the first bytes of an open file.
+
+    They are at most as many as the beginning of a Git LFS pointer has.
+
+    Raises:
+        CheckpointError: the file is such a pointer, or cannot be read.
+    """
+    beginning = bytearray(min(file.size, len(LFS_POINTER)))
+    file.read_into(memoryview(beginning), 0)
+    refuse_pointer(file.path, bytes(beginning))
+    return bytes(beginning)
 
 
 class FileSource(Protocol):

@@ -179,13 +179,21 @@ def open_folder(path: str | os.PathLike[str], reading: HubReading | None = None)
     """
     path = checkpoint_path(path)
     if is_hub_path(path):
-        repository = open_repository(path, reading)
-        return replace(_open_source(repository, reading or HubReading()), repository=repository)
+        return read_repository(open_repository(path, reading), reading or HubReading())
     if reading is not None:
         path = cached_model(path) or path
     if os.path.isdir(path):
         return _open_source(LocalFolder(path), HubReading(all_headers=True))
     return _open_file(path, reads_hub=reading is not None)
+
+
+def read_repository(repository: HubSource, reading: HubReading) -> Folder:
+    """Read the config, the index and the headers of a repository whose files are listed.
+
+    Raises:
+        CheckpointError: it has too many tensors or shards, or the server fails.
+    """
+    return replace(_open_source(repository, reading), repository=repository)
 
 
 def open_repository(path: HubPath, reading: HubReading | None) -> HubSource:

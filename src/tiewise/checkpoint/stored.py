@@ -24,8 +24,8 @@ import numpy as np  # before ml_dtypes: its C part imports numpy, and prints the
 import ml_dtypes
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.file_sources import FileSource, LocalFile, OpenFile
-from tiewise.checkpoint.untrusted import LFS_POINTER, is_text_map, parse_json, refuse_pointer, short
+from tiewise.checkpoint.file_sources import FileSource, LocalFile, OpenFile, read_beginning
+from tiewise.checkpoint.untrusted import is_text_map, parse_json, short
 from tiewise.core.errors import CheckpointError
 
 # {type of the format: NumPy type}, for types with a NumPy equivalent
@@ -159,10 +159,7 @@ def _header_text(file: OpenFile) -> bytes:
     path, size = file.path, file.size
     if size < 8:
         raise CheckpointError(f"{path}: {size} bytes are no safetensors file", _AGAIN)
-    beginning = bytearray(min(size, len(LFS_POINTER)))
-    file.read_into(memoryview(beginning), 0)
-    refuse_pointer(path, bytes(beginning))
-    length = int.from_bytes(beginning[:8], "little")
+    length = int.from_bytes(read_beginning(file)[:8], "little")
     if length > MOST_HEADER or length > size - 8:
         problem = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
         raise CheckpointError(problem, f"if it is a safetensors file, {_AGAIN}")

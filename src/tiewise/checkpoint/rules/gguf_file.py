@@ -16,15 +16,16 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import BufferedReader, FileIO
+from io import BufferedReader, RawIOBase
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.file_sources import FileSource, LocalFile, OpenFile, read_beginning
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside, refuse_pointer, short
+from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import read_packaged_json
 from tiewise.core.progress import progress_of
@@ -149,14 +150,47 @@ def _tensors_of_all(parts: Iterable[GgufFacts]) -> dict[str, Stored]:
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFacts:
     """Read and check the header of one GGUF file."""
-    with BufferedReader(FileIO(open_regular(path)), WINDOW_BYTES) as file:
-        header = _Header(Path(path), file)
-        try:
-            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
-            return header.read()
-        except OSError as error:
-            problem = f"{path}: cannot be read at byte {header.at:,} ({error.strerror})"
-            raise CheckpointError(problem, "check the disk") from None
+    return _parse(LocalFile(Path(path)), None)
+
+
+def read_gguf_from(source: FileSource, name: str) -> GgufFacts:
+    """Read and check the header of one GGUF file of a source. Raises as `read_gguf` does."""
+    return _parse(source.open(name), source)
+
+
+def _parse(opened: OpenFile, source: FileSource | None) -> GgufFacts:
+    """Read and check the header of an open file, and close it. `source` has the file; None if it is on disk."""
+    with opened as file:
+        read_beginning(file)
+        return _Header(file, source).read()
+
+
+class _FileStream(RawIOBase):
+    """Open file as a stream for a `BufferedReader`."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self.file, self.position = file, 0
+
+    def readable(self) -> bool:
+        """Return True: the stream can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True: every position can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with the next bytes of the file, and return their number."""
+        count = max(0, min(len(buffer), self.file.size - self.position))
+        self.file.read_into(memoryview(buffer)[:count], self.position)
+        self.position += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move by `offset` bytes from `whence`, and return the new position."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.file.size}[whence]
+        self.position = start + offset
+        return self.position
 
 
 WINDOW_BYTES = 2**18  # bytes of a header in memory
@@ -181,8 +215,9 @@ class _TensorInfo(NamedTuple):
 class _Header:
     """Header of an open file, and the reading position in it."""
 
-    def __init__(self, path: Path, file: BufferedReader[FileIO]) -> None:
-        self.path, self.file, self.size = path, file, os.fstat(file.fileno()).st_size
+    def __init__(self, file: OpenFile, source: FileSource | None) -> None:
+        self.path, self.size, self.source = file.path, file.size, source
+        self.file = BufferedReader(_FileStream(file), max(1, min(file.size, WINDOW_BYTES)))
         self.at = self.texts = 0  # bytes read; texts passed so far, in all arrays
         self.metadata = dict[str, Value]()
         self.arrays = dict[str, int]()
@@ -269,7 +304,7 @@ class _Header:
         end = start + math.prod(info.shape) // ggml_type.block * ggml_type.nbytes
         if end > self.size:
             raise self.wrong(f"the file ends {end - self.size:,} bytes before {info.label} does")
-        return Stored(info.name, self.path, ggml_type.name, info.shape, start, end)
+        return Stored(info.name, self.path, ggml_type.name, info.shape, start, end, self.source)
 
     def ggml_type(self, info: _TensorInfo) -> GgmlType:
         """Return the type of a tensor; raise if ggml has no type of that number."""

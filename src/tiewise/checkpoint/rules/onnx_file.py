@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.file_sources import FileSource, LocalFile, LocalFolder, OpenFile, read_beginning
 from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
 from tiewise.checkpoint.table_scans import same_shared
-from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside, refuse_pointer, short
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress_of
 
@@ -172,12 +173,19 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
 
     The data files that it names must exist and be long enough.
     """
-    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        try:
-            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
-            return _Graph(Path(path), file.fileno()).read()
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})", "check the disk") from None
+    return _parse(LocalFile(Path(path)), None)
+
+
+def read_onnx_from(source: FileSource, name: str) -> OnnxFacts:
+    """Read and check the graph of an ONNX file of a source. Raises as `read_onnx` does."""
+    return _parse(source.open(name), source)
+
+
+def _parse(opened: OpenFile, source: FileSource | None) -> OnnxFacts:
+    """Read and check the graph of an open file, and close it. `source` has the file; None if it is on disk."""
+    with opened as file:
+        read_beginning(file)
+        return _Graph(file, source).read()
 
 
 class _Place(NamedTuple):
@@ -191,8 +199,9 @@ class _Place(NamedTuple):
 class _Graph:
     """An open file, and the parts of its graphs that were read so far."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self.descriptor = path, descriptor
+    def __init__(self, file: OpenFile, source: FileSource | None) -> None:
+        self.file, self.path, self.source = file, file.path, source
+        self.folder = source or LocalFolder(file.path.parent)  # has the files with the bytes of external tensors
         self.window, self.begin = b"", 0  # some bytes of the file, and their offset
         self.fields_left, self.text_left = MOST_FIELDS, MOST_TEXT
         self.nodes = list[OnnxNode]()
@@ -201,7 +210,7 @@ class _Graph:
 
     def read(self) -> OnnxFacts:
         """Read the model's own graph, and then the graphs inside its nodes."""
-        graphs = self.message(0, os.fstat(self.descriptor).st_size)[MODEL_GRAPH]
+        graphs = self.message(0, self.file.size)[MODEL_GRAPH]
         if len(graphs) != 1:
             raise self.wrong(f"it has {len(graphs)} graphs")
         names, outputs = self.read_graph(*graphs[0])
@@ -266,7 +275,7 @@ class _Graph:
             return
         if place.end - place.start != needed:
             raise self.wrong(f"{label} has {place.end - place.start:,} bytes, and {dtype} {shape} needs {needed:,}")
-        self.tensors[name] = Stored(name, place.path, dtype, tuple(shape), place.start, place.end)
+        self.tensors[name] = Stored(name, place.path, dtype, tuple(shape), place.start, place.end, self.source)
 
     def inline(self, fields: Fields) -> _Place | None:
         """Return the place of a tensor in the file itself.
@@ -315,12 +324,11 @@ class _Graph:
         for number in (offset, length):
             if not _NUMBER.fullmatch(number):
                 raise self.wrong(f"{label} lies at {short((offset, length))}, which are no numbers of bytes")
-        path = path_inside(self.path.parent, entries.get("location", ""))
         start = int(offset)
         end = start + int(length)
-        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
-            nbytes = os.fstat(file.fileno()).st_size
+        with self.folder.open(entries.get("location", "")) as file:
+            read_beginning(file)
+            path, nbytes = file.path, file.size
         if end > nbytes:
             remedy = "the file was cut short, or is of another export: take both again"
             raise CheckpointError(f"{path}: it ends {end - nbytes:,} bytes before {label} does", remedy)
@@ -386,9 +394,9 @@ class _Graph:
     def take(self, start: int, count: int) -> bytes:
         """Return a few bytes, from the window where it holds them."""
         if not self.begin <= start <= start + count <= self.begin + len(self.window):
-            self.window, self.begin = os.pread(self.descriptor, max(count, WINDOW_BYTES), start), start
-            if len(self.window) < count:
-                raise CheckpointError(f"{self.path}: it became shorter while it was read", "nothing else may write it")
+            window = bytearray(min(max(count, WINDOW_BYTES), self.file.size - start))
+            self.file.read_into(memoryview(window), start)
+            self.window, self.begin = bytes(window), start
         return self.window[start - self.begin : start - self.begin + count]
 
     def wrong(self, problem: str) -> CheckpointError:
