@@ -8,7 +8,8 @@
 A seed decides a checkpoint: a tiny model of a class, config keys, flag, stored tables, other tensors, names, files,
 tokenizer (tests/checkpoint/random_folders.py). Loaders run on it: transformers twice under two seeds; mlx-lm where it
 is installed; the names and the writer of the gguf package. The outcome for the whole model is compared with the row
-that `check` prints. "not known" counts rows that say that they depend on the loader's code.
+that `check` prints. "not known" counts rows that say that they depend on the loader's code. gguf's reader and
+`check FILE --original FOLDER` both read the file of gguf's writer: tables, shapes and findings must agree.
 
 A disagreement is printed with its seed. Exit code 0: none; 1: at least one; 130: interrupted.
 """
@@ -38,6 +39,7 @@ import transformers as tr  # noqa: E402
 from asked_classes import asking_in_this_process  # noqa: E402
 
 from tiewise.checkpoint import loader_columns as columns  # noqa: E402
+from tiewise.checkpoint.audit import Audit, check  # noqa: E402
 from tiewise.checkpoint.facts import Facts  # noqa: E402
 from tiewise.checkpoint.families import family  # noqa: E402
 from tiewise.checkpoint.family_record import family_data  # noqa: E402
@@ -45,7 +47,8 @@ from tiewise.checkpoint.hf_folder import open_folder  # noqa: E402
 from tiewise.checkpoint.loader_columns import LoaderOutcome  # noqa: E402
 from tiewise.checkpoint.loaders import predict  # noqa: E402
 
-LOADERS = ("transformers", "mlx-lm", "llama.cpp")
+FILE = "gguf"  # the file that gguf's writer writes, read by both readers
+LOADERS = ("transformers", "mlx-lm", "llama.cpp", FILE)
 AGREES, NOT_KNOWN, DISAGREES, UNSEEN = "as run", "not known", "disagrees", "cannot be observed"
 MLX_SHARE = 0.5  # share of checkpoints whose family mlx-lm serves
 
@@ -216,6 +219,9 @@ def compare(seed: int, pools: Pools, loaders: Sequence[str]) -> Iterator[Compari
         with asking_in_this_process():
             rows = predict(Facts(open_folder(folder), builds=True))
         for loader in loaders:
+            if loader == FILE:
+                yield from compare_files(seed, checkpoint, folder)
+                continue
             observed = observe(loader, checkpoint, folder)
             if observed is not None:
                 yield compared(seed, checkpoint, row_of(loader, rows), observed)
@@ -250,6 +256,39 @@ def observe_gguf(checkpoint: folders.Checkpoint, folder: Path) -> loads.Observed
     if column == "head required" and columns.TIED in observed.outcomes:  # only its loader refuses that
         return loads.Observed(frozenset())
     return observed
+
+
+def compare_files(seed: int, checkpoint: folders.Checkpoint, folder: Path) -> Iterator[Comparison]:
+    """Yield the comparison of both readers of the GGUF file, if gguf's writer writes this checkpoint."""
+    if not _is_installed("gguf") or not names_all_tensors(checkpoint.class_name):
+        return
+    path = folder / "written.gguf"
+    if not loads.write_gguf(folder, checkpoint.model_type, path):
+        return
+    expected, audit = loads.gguf_ends(path), check(path, original=folder)
+    path.unlink()
+    findings = sorted({finding.rule for finding in audit.findings})
+    expected_findings = ["B071"] if expected.is_stored_twice else []  # it holds every tensor, and no tokenizer
+    ends = ends_of_audit(audit)
+    agrees = ends == expected and findings == expected_findings
+    yield Comparison(
+        seed,
+        FILE,
+        checkpoint.class_name,
+        checkpoint.model_type,
+        tuple(checkpoint.changes),
+        AGREES if agrees else DISAGREES,
+        str(ends),
+        f"findings {findings}",
+        str(expected),
+        f"findings {expected_findings}",
+    )
+
+
+def ends_of_audit(audit: Audit) -> loads.GgufEnds:
+    """Return the ends of a GGUF file as `check` reports them."""
+    shapes = {part.role: part.tensor.shape for part in audit.parts}
+    return loads.GgufEnds(shapes.get("input"), shapes.get("output"), audit.spare > 0, audit.tensors)
 
 
 @lru_cache

@@ -17,11 +17,12 @@ import importlib
 import inspect
 import json
 import pkgutil
-import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -44,8 +45,8 @@ from observed_loads import observe_mlx  # noqa: E402
 from tiewise.checkpoint.claims import FLAG  # noqa: E402
 from tiewise.checkpoint.families import family  # noqa: E402
 from tiewise.checkpoint.family_record import family_data  # noqa: E402
-from tiewise.checkpoint.loader_columns import MLX_LETTERS, NONE, STATES  # noqa: E402
-from tiewise.checkpoint.mlx_runs import decides_on_tensors, kind_of_value, numbered, text_layers  # noqa: E402
+from tiewise.checkpoint.loader_columns import DIFFERENT, MLX_LETTERS, NONE, STATES  # noqa: E402
+from tiewise.checkpoint.mlx_runs import decides_on_tensors, kind_of_value, numbered, pattern_of, text_layers  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "mlx_lm.json"
 ABOUT = (
@@ -59,13 +60,18 @@ ABOUT = (
     "more_layers: whether it passes by a layer beyond the config's number. converted: its own names, if it loads them. "
     "keys: config keys; one of each group must be there. by_default: keys whose default did not fit the tiny model. "
     "not_null: keys that may not be null. values: kinds of the other values of the text level. "
-    "settings: key=value with which the class was also built: the tensors that it then has more or less, or error."
+    "settings: key=value with which the class was also built: the tensors that it then has more or less, or error; "
+    "kinds: numbers of the kinds of layers that a change is about, if not all. "
+    "unpackable: modules that it does not load with packed numbers. "
+    "refuses_wrong_dropped_head: whether it refuses another shape of a head that it drops."
 )
 FLAGS = (True, False, None)
 LETTERS = {word: letter for letter, word in MLX_LETTERS.items()}
 ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 OF_TENSORS = ("Expected shape", "parameters not in model", "Missing ")  # errors on tensors that do not fit the class
 OTHER_PARTS = ("vision", "visual", "audio", "multi_modal")  # beginnings of modules without text
+UNUSED_PARTS = ("mtp", "vision_tower", "vision_model", "visual", "audio_tower", "multi_modal_projector")
+OUTER_EXTRA = ("rotary_emb.inv_freq", "lm_head.bias", "extra.weight")
 NAMES = frozenset([FLAG, "model_type", "architectures"])
 EXTRA = ("self_attn.rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 SIZES = {"num_key_value_heads": 2, "head_dim": 16}
@@ -126,6 +132,30 @@ def entry(kind: str) -> dict[str, Any] | None:
     return None
 
 
+@dataclass(frozen=True)
+class LayerKinds:
+    """Kinds of layers of a tiny model."""
+
+    kinds: dict[str, list[list[str]]]  # {name of a list of layers: patterns of each kind}
+    of_layer: dict[tuple[str, int], int]  # {(name of the list, number of a layer): number of its kind}
+
+
+class Patterns:
+    """Patterns of a model's tensors, and the layers with each of them."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self.all = pattern_set(names)
+        self._layers: dict[str, set[tuple[str, int]]] = {}
+        for name in names:
+            place = numbered(name)
+            if place is not None:
+                self._layers.setdefault(pattern_of(name), set()).add((place.layers, place.number))
+
+    def layers_with(self, pattern: str) -> set[tuple[str, int]]:
+        """Return (name of the list, number) of the layers with a tensor of this pattern."""
+        return self._layers.get(pattern, set())
+
+
 def without_prefix(checkpoint: folders.Checkpoint) -> folders.Checkpoint:
     """Return a copy with the names of the body alone."""
     bare = folders.copy_of(checkpoint)
@@ -184,6 +214,8 @@ class FamilyRun:
             "not_null": self._not_null(),
             "values": self._values(),
             "settings": dict(self._settings()),
+            "unpackable": self._unpackable(),
+            "refuses_wrong_dropped_head": self._refuses_wrong_dropped_head(),
         }
 
     @cached_property
@@ -194,16 +226,33 @@ class FamilyRun:
     def _outer(self) -> list[str]:
         """Return the patterns of tensors outside layers, without the two ends."""
         names = [name for name in self.checkpoint.tensors if name not in self._ends and numbered(name) is None]
-        return [self._marked(name, [name]) for name in names]
+        return [*(self._marked(name, [name]) for name in names), *self._passed_by()]
+
+    def _passed_by(self) -> list[str]:
+        """Return names outside layers that the class lacks and mlx-lm passes by, marked as absent."""
+        names = [prefix + name for prefix in self._prefixes for name in OUTER_EXTRA]
+        return [f"{name}?" for name in names if name not in self.checkpoint.tensors and loads(self._with_tensor(name))]
+
+    @property
+    def _prefixes(self) -> list[str]:
+        """Return the beginnings of outer names: none, and the body's."""
+        return list(dict.fromkeys(["", self.checkpoint.prefix]))
 
     def _layers(self) -> dict[str, list[list[str]]]:
         """Return {name of a list of layers: patterns of each kind of layer}."""
-        kinds: dict[str, list[list[str]]] = {}
-        for (layers, _), names in layers_of(self.checkpoint.tensors).items():
-            patterns = [self._marked(pattern, stored) for pattern, stored in names.items()]
-            if sorted(patterns) not in kinds.setdefault(layers, []):
-                kinds[layers].append(sorted(patterns))
-        return kinds
+        return self._layer_kinds.kinds
+
+    @cached_property
+    def _layer_kinds(self) -> LayerKinds:
+        """Return the kinds of layers, and the kind of each layer of the tiny model."""
+        found = LayerKinds({}, {})
+        for (layers, number), names in layers_of(self.checkpoint.tensors).items():
+            patterns = sorted(self._marked(pattern, stored) for pattern, stored in names.items())
+            kinds = found.kinds.setdefault(layers, [])
+            if patterns not in kinds:
+                kinds.append(patterns)
+            found.of_layer[layers, number] = kinds.index(patterns)
+        return found
 
     def _marked(self, pattern: str, names: Sequence[str]) -> str:
         """Return a pattern, with a question mark if mlx-lm loads the model without these tensors."""
@@ -231,7 +280,13 @@ class FamilyRun:
             if start:
                 before, _, after = name.partition(start)
                 parts.append(f"{before}{start}{after.partition('.')[0]}.")
-        return [part for part in dict.fromkeys(parts) if loads(self._with_tensor(f"{part}extra.weight"))]
+        parts += [f"{prefix}{part}." for prefix in self._prefixes for part in UNUSED_PARTS]
+        return [part for part in dict.fromkeys(parts) if self._passes_by(part)]
+
+    def _passes_by(self, part: str) -> bool:
+        """Return whether mlx-lm passes by tensors whose names begin so, outside layers and in one."""
+        names = (f"{part}extra.weight", f"{part}layers.0.norm.weight")
+        return all(loads(self._with_tensor(name)) for name in names)
 
     def _with_tensor(self, name: str) -> folders.Checkpoint:
         """Return the healthy checkpoint with one tensor more."""
@@ -372,9 +427,61 @@ class FamilyRun:
             built = without_prefix(built)
         if not loads(folders.in_state(built, folders.State(self._healthy_flag, self._healthy_tables))):
             return "error"
-        ours, theirs = pattern_set(self.checkpoint.tensors), pattern_set(built.tensors)
-        changes = {"more": sorted(theirs - ours), "less": sorted(ours - theirs)}
-        return {name: patterns for name, patterns in changes.items() if patterns}
+        return self._changes(built)
+
+    def _changes(self, built: folders.Checkpoint) -> dict[str, Any]:
+        """Return the tensors that a class built with another setting has more or less."""
+        ours, theirs = Patterns(self.checkpoint.tensors), Patterns(built.tensors)
+        record: dict[str, Any] = {"more": [], "less": [], "kinds": {}}
+        for direction, more, less in (("more", theirs, ours), ("less", ours, theirs)):
+            for pattern in sorted(more.all - less.all):
+                self._add_change(record, direction, pattern, more.layers_with(pattern))
+            for pattern in sorted(more.all & less.all):
+                changed = more.layers_with(pattern) - less.layers_with(pattern)
+                if changed:
+                    self._add_change(record, direction, pattern, changed)
+        return {name: value for name, value in record.items() if value}
+
+    def _add_change(
+        self, record: dict[str, Any], direction: str, pattern: str, changed: AbstractSet[tuple[str, int]]
+    ) -> None:
+        """Add a pattern to a record: with a mark if not all layers of a kind change, and with its kinds if not all."""
+        of_layer = self._layer_kinds.of_layer
+        kinds = {of_layer[layer] for layer in changed if layer in of_layer}
+        lists = {layers for layers, _ in changed}
+        same_kinds = {layer for layer, kind in of_layer.items() if layer[0] in lists and kind in kinds}
+        marked = pattern
+        if not same_kinds <= changed:
+            marked = f"{pattern}?"
+        record[direction].append(marked)
+        if any(len(kinds) < len(self._layer_kinds.kinds.get(layers, ())) for layers in lists):
+            record["kinds"][marked] = sorted(kinds)
+
+    def _unpackable(self) -> list[str]:
+        """Return the patterns of modules whose packed numbers mlx-lm does not load."""
+        modules: dict[str, list[str]] = {}
+        for name in self.healthy.tensors:
+            if folders.is_packed_by_mlx(self.healthy, name):
+                modules.setdefault(pattern_of(name).removesuffix(".weight"), []).append(name)
+        refused = []
+        for module, names in modules.items():
+            packed = folders.copy_of(self.healthy)
+            folders.pack_as_mlx(packed, names)
+            if not loads(packed):
+                refused.append(module)
+        return refused
+
+    def _refuses_wrong_dropped_head(self) -> bool:
+        """Return whether mlx-lm refuses half a head in a state in which it drops a whole one."""
+        assert self.letters is not None
+        for flag, letters in zip(FLAGS, self.letters.split(), strict=True):
+            if letters[STATES.index(DIFFERENT)] != "d":
+                continue
+            dropped = folders.in_state(self.checkpoint, folders.State(flag, DIFFERENT))
+            for name in dropped.heads:
+                dropped.tensors[name] = dropped.tensors[name][:, ::2]
+            return not loads(dropped)
+        return False
 
     @property
     def _healthy_flag(self) -> bool | None:
@@ -432,7 +539,7 @@ def layers_of(names: Sequence[str] | Mapping[str, Any]) -> dict[tuple[str, int],
 
 def pattern_set(names: Sequence[str] | Mapping[str, Any]) -> set[str]:
     """Return the names with # for each number."""
-    return {re.sub(r"(?<=\.)\d+(?=\.)", "#", name) for name in names}
+    return {pattern_of(name) for name in names}
 
 
 def observed(checkpoint: folders.Checkpoint) -> list[str]:

@@ -178,25 +178,58 @@ def observe_gguf(folder: Path, model_type: str) -> Observed:
 
     The converter stops at a tensor whose name its map lacks. A file without `output.weight` uses the input table.
     """
+    with TemporaryDirectory() as target:
+        path = Path(target, "model.gguf")
+        if not write_gguf(folder, model_type, path):
+            return Observed(frozenset([columns.ERROR]), error="its map lacks the name of a tensor")
+        ends = gguf_ends(path)
+    if ends.table is None:
+        return Observed(frozenset([columns.ERROR]), error="no token_embd.weight")
+    return Observed(frozenset([columns.TIED if ends.head is None else columns.UNTIED]))
+
+
+def write_gguf(folder: Path, model_type: str, path: Path) -> bool:
+    """Write the tensors of a folder with gguf's names and writer; return False if its map lacks a name."""
     import gguf
 
     tensors = dict(_stored_tensors(folder))
     names = gguf_names(model_type, tensors)
     if names is None:
-        return Observed(frozenset([columns.ERROR]), error="its map lacks the name of a tensor")
-    with TemporaryDirectory() as target:
-        path = Path(target, "model.gguf")
-        writer = gguf.GGUFWriter(path, gguf_architecture(model_type))
-        for name, values in tensors.items():
-            writer.add_tensor(names[name], values)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        written = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
-    if "token_embd.weight" not in written:
-        return Observed(frozenset([columns.ERROR]), error="no token_embd.weight")
-    return Observed(frozenset([columns.UNTIED if "output.weight" in written else columns.TIED]))
+        return False
+    writer = gguf.GGUFWriter(path, gguf_architecture(model_type))
+    for name, values in tensors.items():
+        writer.add_tensor(names[name], values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return True
+
+
+@dataclass(frozen=True)
+class GgufEnds:
+    """Shapes of the two tables of a GGUF file; None for one that is not stored."""
+
+    table: tuple[int, ...] | None
+    head: tuple[int, ...] | None
+    is_stored_twice: bool  # the two have the same bytes
+    tensors: int
+
+
+def gguf_ends(path: Path) -> GgufEnds:
+    """Return the ends of a GGUF file as gguf's own reader reads them."""
+    import gguf
+
+    stored = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+    table, head = stored.get("token_embd.weight"), stored.get("output.weight")
+    are_both = table is not None and head is not None
+    is_stored_twice = are_both and table.shape == head.shape and table.tobytes() == head.tobytes()
+    return GgufEnds(_shape_of(table), _shape_of(head), is_stored_twice, len(stored))
+
+
+def _shape_of(values: np.ndarray | None) -> tuple[int, ...] | None:
+    """Return the shape of an array; None for none."""
+    return None if values is None else values.shape
 
 
 def _stored_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:

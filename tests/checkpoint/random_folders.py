@@ -519,10 +519,21 @@ def spoil_bias(checkpoint: Checkpoint, draw: random.Random) -> str:
 
 def quantise_as_mlx(checkpoint: Checkpoint, draw: random.Random) -> str:
     """Pack every matrix as mlx-lm packs it: 4 bits, a scale and a bias for each 32 values."""
+    pack_as_mlx(checkpoint, [name for name in checkpoint.tensors if is_packed_by_mlx(checkpoint, name)])
+    return "quantised by mlx-lm"
+
+
+def is_packed_by_mlx(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether mlx-lm can pack a tensor: a matrix whose width is a multiple of 32."""
+    tensor = checkpoint.tensors[name]
+    return name.endswith(".weight") and tensor.dim() == 2 and tensor.shape[1] % 32 == 0
+
+
+def pack_as_mlx(checkpoint: Checkpoint, names: Sequence[str]) -> None:
+    """Pack these matrices: 4 bits, a scale and a bias for each 32 values."""
     packed = {}
     for name, tensor in checkpoint.tensors.items():
-        is_matrix = name.endswith(".weight") and tensor.dim() == 2 and tensor.shape[1] % 32 == 0
-        if not is_matrix:
+        if name not in names:
             packed[name] = tensor
             continue
         rows, width = tensor.shape
@@ -532,7 +543,6 @@ def quantise_as_mlx(checkpoint: Checkpoint, draw: random.Random) -> str:
         packed[f"{module}.biases"] = torch.full((rows, width // 32), -0.08)
     checkpoint.tensors = packed
     checkpoint.config["quantization"] = {"group_size": 32, "bits": 4}
-    return "quantised by mlx-lm"
 
 
 def write_shards(checkpoint: Checkpoint, draw: random.Random) -> str:

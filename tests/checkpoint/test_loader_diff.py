@@ -1,5 +1,6 @@
 """Test the table of loaders on random checkpoints, and the tool that compares it with the loaders."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -89,6 +90,19 @@ def test_resumed_run_continues_at_next_seed(loader_diff, monkeypatch, tmp_path):
 )
 def test_verdict_compares_row_with_observed_outcomes(loader_diff, predicted, observed, verdict):
     assert loader_diff.verdict_of(outcome_of(MLX, predicted), Observed(frozenset(observed))) == verdict
+
+
+def test_both_readers_of_a_written_gguf_file_are_compared(loader_diff, monkeypatch):
+    pytest.importorskip("gguf")
+    pools = loader_diff.class_pools(("llama", "qwen2"))
+    first_seed = next(seed for seed in range(50) if list(loader_diff.compare(seed, pools, ["gguf"])))
+    (comparison,) = loader_diff.compare(first_seed, pools, ["gguf"])
+    assert comparison.verdict == loader_diff.AGREES, comparison.line()
+    seen_by_gguf = loader_diff.loads.gguf_ends
+    wrong = {"head": (1, 1)}
+    monkeypatch.setattr(loader_diff.loads, "gguf_ends", lambda path: dataclasses.replace(seen_by_gguf(path), **wrong))
+    (comparison,) = loader_diff.compare(first_seed, pools, ["gguf"])
+    assert comparison.verdict == loader_diff.DISAGREES
 
 
 def test_seed_decides_checkpoint(loader_diff):

@@ -51,6 +51,20 @@ def with_biases(checkpoint):
         checkpoint.tensors |= {f"model.layers.{number}.{name}": torch.ones(32) for number in (0, 1)}
 
 
+def with_biases_of_attention(checkpoint):
+    """Write the biases of those layers that have attention."""
+    checkpoint.config["attention_bias"] = True
+    for name in [name for name in checkpoint.tensors if ".self_attn." in name and "_proj.weight" in name]:
+        rows = checkpoint.tensors[name].shape[0]
+        checkpoint.tensors[name.replace(".weight", ".bias")] = torch.ones(rows)
+
+
+def with_head_of_half_the_width(checkpoint):
+    """Store a head with half the columns of the table."""
+    table = checkpoint.tensors[checkpoint.inputs[0]]
+    checkpoint.tensors["lm_head.weight"] = table[:, ::2] + 1
+
+
 def in_f64(checkpoint):
     checkpoint.tensors["model.norm.weight"] = checkpoint.tensors["model.norm.weight"].double()
 
@@ -93,6 +107,11 @@ CASES = {
     "an expert less": ("mixtral", without(f"{FIRST}.block_sparse_moe.experts.1.w1.weight"), columns.ERROR, "expert"),
     "names of mlx-lm": ("mixtral", with_names_of_mlx, columns.TIED, ""),
     "bias of a part that it lacks": ("mistral3", with_tensor("multi_modal_projector.extra.bias", 4), columns.TIED, ""),
+    "packed router": ("glm4_moe_lite", changed_by(folders.quantise_as_mlx), columns.ERROR, "mlp.gate.scales"),
+    "biases of one kind of layer": ("qwen3_next", with_biases_of_attention, columns.TIED, ""),
+    "multi-token parts": ("qwen3_next", with_tensor("mtp.layers.0.norm.weight", 4), columns.TIED, ""),
+    "half a dropped head": ("llama", with_head_of_half_the_width, columns.DROPPED, ""),
+    "half a head that is read": ("helium", with_head_of_half_the_width, columns.ERROR, "lm_head.weight is 16 wide"),
     "another body": ("gpt2", lambda checkpoint: None, columns.ERROR, "transformer."),
     "the body's names": ("gpt2", changed_by(folders.drop_prefix), columns.TIED, ""),
 }
@@ -154,14 +173,16 @@ RECORD = {
     "ends": "ttdee euuee ttdee", "inputs": ["a.embed.weight"], "heads": ["head.weight"], "tensors": ["a.norm.weight"],
     "layers": {"a.layers": [["x.weight", "z.weight?"], ["y.weight"]]}, "skipped": ["inv_freq"],
     "skipped_parts": ["vision."], "more_layers": True, "converted": [], "keys": [["d", "e"]], "by_default": {"f": 4},
-    "not_null": ["d"], "values": {}, "settings": {},
+    "not_null": ["d"], "values": {}, "unpackable": ["a.layers.#.gate"], "refuses_wrong_dropped_head": False,
+    "settings": {"y_bias=true": {"more": ["a.layers.#.y.bias"], "kinds": {"a.layers.#.y.bias": [1]}},
+                 "some=true": {"more": ["a.layers.#.s.weight?"]}},
 }  # fmt: skip
 HEALTHY = ("a.embed.weight", "a.norm.weight", "a.layers.0.x.weight", "a.layers.1.y.weight")
 
 
-def misfit(*names, config=None, defaults=None, rows=None):
+def misfit(*names, config=None, defaults=None, rows=None, packed=()):
     level = {"d": 1, "f": 4} if config is None else config
-    folder = MlxFolder(frozenset(names), level, level, "", 2, rows, defaults or {})
+    folder = MlxFolder(frozenset(names), frozenset(packed), level, level, "", 2, rows, defaults or {})
     return MlxFit(MlxRun(**RECORD), folder).misfit()
 
 
@@ -195,6 +216,34 @@ def test_misfit_of_names(names, is_certain):
 def test_misfit_of_config_keys(config, defaults, is_certain):
     found = misfit(*HEALTHY, config=config, defaults=defaults)
     assert (found and found.is_certain) == is_certain
+
+
+@pytest.mark.parametrize(
+    ("names", "is_certain"),
+    [
+        ((*HEALTHY, "a.layers.1.y.bias"), None),
+        (HEALTHY, False),  # layer 1 is of no kind that was run with the setting
+        ((*HEALTHY, "a.layers.0.y.bias"), False),
+        ((*HEALTHY, "a.layers.1.z.bias"), True),
+    ],
+)
+def test_setting_changes_its_kinds_of_layers_alone(names, is_certain):
+    found = misfit(*names, config={"d": 1, "f": 4, "y_bias": True})
+    assert (found and found.is_certain) == is_certain
+
+
+def test_setting_that_changes_some_layers_of_a_kind_requires_nothing():
+    config = {"d": 1, "f": 4, "some": True}
+    assert misfit(*HEALTHY, config=config) is None
+    assert misfit(*HEALTHY, "a.layers.0.s.weight", config=config) is None
+    assert misfit(*HEALTHY, "a.layers.0.s.weight").is_certain
+
+
+def test_packed_module_must_be_one_that_can_be_packed():
+    assert misfit(*HEALTHY, packed=["a.layers.0.x"]) is None
+    refused = misfit(*HEALTHY, packed=["a.layers.0.gate", "a.layers.0.x"])
+    assert refused.is_certain
+    assert "a.layers.0.gate.scales" in refused.sentence
 
 
 def test_text_layers_are_those_next_to_the_input_table():

@@ -29,7 +29,8 @@ class Misfit:
 class MlxFolder:
     """Part of a checkpoint that mlx-lm reads."""
 
-    names: frozenset[str]  # tensors in the files that it opens
+    names: frozenset[str]  # tensors in the files that it opens, without the scales of packed ones
+    packed: frozenset[str]  # modules whose numbers mlx-lm has packed, with scales next to them
     config: Mapping[str, Any]
     level: Mapping[str, Any]  # text level of the config
     path: str  # path of that level with a dot behind it: "text_config.", or "" for the root
@@ -62,9 +63,19 @@ class ModuleTensors:
                 required.add(pattern)
         return cls(frozenset(required), frozenset(possible))
 
-    def changed(self, more: AbstractSet[str], less: AbstractSet[str]) -> ModuleTensors:
-        """Return the patterns with some more and some less."""
-        return ModuleTensors((self.required - less) | more, (self.possible - less) | more)
+    def changed(self, more: Iterable[str], less: Iterable[str]) -> ModuleTensors:
+        """Return the patterns with some more and some less. A question mark is behind those that only may change."""
+        added, removed = ModuleTensors.read(more), ModuleTensors.read(less)
+        required = (self.required - removed.possible) | added.required
+        return ModuleTensors(required, (self.possible - removed.required) | added.possible)
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """Pattern of a tensor that a setting adds or removes."""
+
+    pattern: str  # from the root; with a question mark if not every layer of a kind changes
+    kinds: Sequence[int] | None  # numbers of the kinds of layers that change; None: all
 
 
 class MlxFit:
@@ -80,7 +91,8 @@ class MlxFit:
         by_config = [*self._key_misfits(), *self._setting_misfits()]
         by_tensors: list[Misfit] = []
         if not self._has_converted_names:
-            by_tensors = [*self._outer_misfits(), *self._layer_misfits(), *self._count_misfits()]
+            by_tensors = [*self._packed_misfits(), *self._outer_misfits(), *self._layer_misfits()]
+            by_tensors += self._count_misfits()
         misfits = [*by_config, *by_tensors]
         for misfit in misfits:
             if misfit.is_certain:
@@ -154,22 +166,22 @@ class MlxFit:
                 yield Misfit(f"It was not run with {key} of the type {short(kind)}.", is_certain=False)
 
     @cached_property
-    def _more(self) -> frozenset[str]:
-        """Return the patterns of tensors that the settings add."""
-        return self._changes("more")
+    def _more(self) -> tuple[SettingChange, ...]:
+        """Return the tensors that the settings of the config add."""
+        return tuple(self._changes("more"))
 
     @cached_property
-    def _less(self) -> frozenset[str]:
-        """Return the patterns of tensors that the settings remove."""
-        return self._changes("less")
+    def _less(self) -> tuple[SettingChange, ...]:
+        """Return the tensors that the settings of the config remove."""
+        return tuple(self._changes("less"))
 
-    def _changes(self, kind: str) -> frozenset[str]:
-        """Return the patterns of one kind, "more" or "less", of all settings of the config."""
-        patterns = set[str]()
+    def _changes(self, direction: str) -> Iterator[SettingChange]:
+        """Yield the changes in one direction, "more" or "less", of all settings of the config."""
         for record in self._settings.values():
-            if record != "error":
-                patterns.update(record.get(kind, ()))
-        return frozenset(patterns)
+            if record == "error":
+                continue
+            for pattern in record.get(direction, ()):
+                yield SettingChange(pattern, record.get("kinds", {}).get(pattern))
 
     @cached_property
     def _unknown_setting(self) -> str | None:
@@ -189,6 +201,12 @@ class MlxFit:
         if self._unknown_setting is None:
             return Misfit(sentence)
         return Misfit(f"{sentence} It was not run with {short(self._unknown_setting)}.", is_certain=False)
+
+    def _packed_misfits(self) -> Iterator[Misfit]:
+        """Yield misfits of packed modules that its model class reads unpacked alone."""
+        for module in sorted(self.folder.packed):
+            if pattern_of(f"{module}.weight").removesuffix(".weight") in self.run.unpackable:
+                yield Misfit(f"It loads strictly, and its model has no {short(module)}.scales.")
 
     def _outer_misfits(self) -> Iterator[Misfit]:
         """Yield misfits of tensors outside layers."""
@@ -217,15 +235,16 @@ class MlxFit:
                 first = next(iter(by_number.values()))
                 yield self._tensor_misfit(unknown_tensor(min(min(first.values()))))
                 continue
-            kinds = [self._kind(layers, patterns) for patterns in self.run.layers[layers]]
+            kinds = [self._kind(layers, number) for number in range(len(self.run.layers[layers]))]
             is_counted = layers == self.run.text_layers and self.folder.layer_count is not None
             for number, stored in sorted(by_number.items()):
                 if not is_counted or number < (self.folder.layer_count or 0):
                     yield from self._misfits_of_layer(f"{layers}.{number}", kinds, stored)
 
-    def _kind(self, layers: str, patterns: Iterable[str]) -> ModuleTensors:
+    def _kind(self, layers: str, number: int) -> ModuleTensors:
         """Return the patterns of a kind of layer with the settings of the config."""
-        return ModuleTensors.read(patterns).changed(_inside(layers, self._more), _inside(layers, self._less))
+        kind = ModuleTensors.read(self.run.layers[layers][number])
+        return kind.changed(_inside(layers, number, self._more), _inside(layers, number, self._less))
 
     def _misfits_of_layer(
         self, layer: str, kinds: Sequence[ModuleTensors], stored: Mapping[str, set[str]]
@@ -286,12 +305,16 @@ def missing_tensor(name: str) -> str:
     return f"It loads strictly, and {short(name)} is not stored."
 
 
-def _outside(patterns: Iterable[str]) -> frozenset[str]:
+def _outside(changes: Iterable[SettingChange]) -> list[str]:
     """Return the patterns of tensors outside layers."""
-    return frozenset(pattern for pattern in patterns if ".#." not in pattern)
+    return [change.pattern for change in changes if ".#." not in change.pattern]
 
 
-def _inside(layers: str, patterns: Iterable[str]) -> frozenset[str]:
-    """Return the patterns inside a list of layers, without its name."""
+def _inside(layers: str, kind: int, changes: Iterable[SettingChange]) -> list[str]:
+    """Return the patterns inside a kind of layer of a list, without the list's name."""
     start = f"{layers}.#."
-    return frozenset(pattern.removeprefix(start) for pattern in patterns if pattern.startswith(start))
+    patterns = []
+    for change in changes:
+        if change.pattern.startswith(start) and (change.kinds is None or kind in change.kinds):
+            patterns.append(change.pattern.removeprefix(start))
+    return patterns

@@ -14,14 +14,13 @@ from tiewise.checkpoint.family_record import family_data, mlx_data, module_of
 from tiewise.checkpoint.indexed_tensors import LAYER_COUNTS
 from tiewise.checkpoint.loader_columns import (
     DEPENDS,
-    DROPPED,
     ERROR,
     MLX,
     MLX_LETTERS,
     NO_HEAD,
     NOT_SERVED,
     SENTENCES,
-    TIED,
+    UNTIED,
     Loader,
     LoaderOutcome,
     outcome_of,
@@ -97,7 +96,8 @@ class MlxLoading:
         loader = self._loader(f"run on {mlx_data()['date']}", words)
         outcome = server_outcome(self.facts, loader, True)
         if outcome.outcome not in (ERROR, NOT_SERVED, NO_HEAD):
-            misfit = self._shape_misfit(run, with_head=outcome.outcome not in (TIED, DROPPED))
+            reads_head = UNTIED in words or run.refuses_wrong_dropped_head
+            misfit = self._shape_misfit(run, with_head=reads_head)
             if misfit is not None:
                 return self._outcome_of_misfit(Misfit(misfit))
         if self.facts.quantised or outcome.outcome not in words or outcome.outcome == DEPENDS:
@@ -143,9 +143,9 @@ class MlxLoading:
             return misfit
         if "quantization_config" in facts.config:
             return Misfit("It was not run with this quantisation.", is_certain=False)
-        return MlxFit(run, self._folder(_without_scales(names))).misfit()
+        return MlxFit(run, self._folder(names)).misfit()
 
-    def _folder(self, names: frozenset[str]) -> MlxFolder:
+    def _folder(self, names: AbstractSet[str]) -> MlxFolder:
         """Return what mlx-lm reads of the checkpoint."""
         config, level = self.facts.config, _text_level(self.facts)
         table, path, rows = self.facts.roles.input, "text_config.", None
@@ -154,8 +154,11 @@ class MlxLoading:
         if table is not None:
             rows = table.rows
         text_type = family_type(level) or self.record.ends.levels.get("text_config")
+        packed = _packed_modules(names)
+        of_packed = {f"{module}.{part}" for module in packed for part in ("scales", "biases")}
         return MlxFolder(
-            names,
+            frozenset(names) - of_packed,
+            packed,
             config,
             level,
             path=path,
@@ -179,15 +182,14 @@ class MlxLoading:
         return None
 
 
-def _without_scales(names: AbstractSet[str]) -> frozenset[str]:
-    """Return the names without the scales and biases of matrices that mlx-lm has quantised."""
-    plain = set[str]()
+def _packed_modules(names: AbstractSet[str]) -> frozenset[str]:
+    """Return the modules that mlx-lm has quantised: those with a weight and its scales."""
+    modules = set[str]()
     for name in names:
         module, parameter = module_of(name)
-        is_packed = f"{module}.weight" in names and f"{module}.scales" in names
-        if parameter not in ("scales", "biases") or not is_packed:
-            plain.add(name)
-    return frozenset(plain)
+        if parameter == "scales" and f"{module}.weight" in names:
+            modules.add(module)
+    return frozenset(modules)
 
 
 def _text_level(facts: Facts) -> Mapping[str, Any]:

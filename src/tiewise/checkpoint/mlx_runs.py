@@ -81,6 +81,8 @@ class MlxRun:
     not_null: Sequence[str]
     values: Mapping[str, Any]
     settings: Mapping[str, Any]
+    unpackable: Sequence[str]
+    refuses_wrong_dropped_head: bool
 
     @property
     def text_layers(self) -> str | None:
