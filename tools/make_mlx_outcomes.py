@@ -63,7 +63,8 @@ ABOUT = (
     "settings: key=value with which the class was also built: the tensors that it then has more or less, or error; "
     "kinds: numbers of the kinds of layers that a change is about, if not all. "
     "unpackable: modules that it does not load with packed numbers. "
-    "refuses_wrong_dropped_head: whether it refuses another shape of a head that it drops."
+    "refuses_wrong_dropped_head: whether it refuses another shape of a head that it drops. "
+    "stripped: prefixes that it removes if all names have them."
 )
 FLAGS = (True, False, None)
 LETTERS = {word: letter for letter, word in MLX_LETTERS.items()}
@@ -216,6 +217,7 @@ class FamilyRun:
             "settings": dict(self._settings()),
             "unpackable": self._unpackable(),
             "refuses_wrong_dropped_head": self._refuses_wrong_dropped_head(),
+            "stripped": self._stripped(),
         }
 
     @cached_property
@@ -482,6 +484,16 @@ class FamilyRun:
                 dropped.tensors[name] = dropped.tensors[name][:, ::2]
             return not loads(dropped)
         return False
+
+    def _stripped(self) -> list[str]:
+        """Return the prefixes that mlx-lm removes if all names have them."""
+        stripped = []
+        for prefix in folders.PREFIXES:
+            prefixed = folders.copy_of(self.healthy)
+            prefixed.rename(list(prefixed.tensors), lambda name, prefix=prefix: prefix + name)
+            if loads(prefixed):
+                stripped.append(prefix)
+        return stripped
 
     @property
     def _healthy_flag(self) -> bool | None:

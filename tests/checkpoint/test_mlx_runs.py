@@ -5,12 +5,14 @@ import json
 import pytest
 import random_folders as folders
 import torch
+from asked_classes import asking_in_this_process
 from test_loaders_by_family import VERSION, write_saved
 
 from tiewise.checkpoint import loader_columns as columns
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import mlx_data
 from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.mlx_fit import MlxFit, MlxFolder
 from tiewise.checkpoint.mlx_loading import MlxLoading
 from tiewise.checkpoint.mlx_runs import MlxRun, numbered, text_layers
@@ -65,6 +67,23 @@ def with_head_of_half_the_width(checkpoint):
     checkpoint.tensors["lm_head.weight"] = table[:, ::2] + 1
 
 
+def with_table_of_half_the_width(checkpoint):
+    """Halve the input table, to a width that the config has for another part."""
+    checkpoint.config["head_dim"] = 16
+    (name,) = checkpoint.inputs
+    checkpoint.tensors[name] = checkpoint.tensors[name][:, ::2]
+
+
+def with_prefix(prefix):
+    return lambda checkpoint: checkpoint.rename(list(checkpoint.tensors), lambda name: prefix + name)
+
+
+def without_vision_layer(checkpoint):
+    gone = [name for name in checkpoint.tensors if "vision_tower.encoder.layers.1." in name]
+    without(*gone)(checkpoint)
+    assert gone
+
+
 def in_f64(checkpoint):
     checkpoint.tensors["model.norm.weight"] = checkpoint.tensors["model.norm.weight"].double()
 
@@ -112,6 +131,10 @@ CASES = {
     "multi-token parts": ("qwen3_next", with_tensor("mtp.layers.0.norm.weight", 4), columns.TIED, ""),
     "half a dropped head": ("llama", with_head_of_half_the_width, columns.DROPPED, ""),
     "half a head that is read": ("helium", with_head_of_half_the_width, columns.ERROR, "lm_head.weight is 16 wide"),
+    "table of another width": ("llama", with_table_of_half_the_width, columns.ERROR, "16 wide"),
+    "prefix that it removes": ("laguna", with_prefix("language_model."), columns.DEPENDS, "not those of its class"),
+    "no vision layer": ("gemma3", without_vision_layer, columns.TIED, ""),
+    "layers counted by a list": ("nemotron_h", changed_by(folders.add_layer), columns.ERROR, "beyond the config"),
     "another body": ("gpt2", lambda checkpoint: None, columns.ERROR, "transformer."),
     "the body's names": ("gpt2", changed_by(folders.drop_prefix), columns.TIED, ""),
 }
@@ -154,6 +177,15 @@ def test_mlx_lm_loads_whole_model_as_predicted(tmp_path, case):
     assert refused == (CASES[case][2] == columns.ERROR)
 
 
+def test_tensors_that_mlx_lm_passes_by_may_be_missing(tmp_path):
+    path = write_case(tmp_path, "no vision layer")
+    with asking_in_this_process():
+        rows = predict(Facts(open_folder(path), builds=True))
+    outcomes = {row.loader: row.outcome for row in rows}
+    assert outcomes["mlx-lm"] == columns.TIED
+    assert outcomes["transformers"] == columns.RANDOM_TENSORS
+
+
 def test_setting_that_was_not_run_makes_missing_tensor_uncertain(tmp_path):
     """A class may have other tensors with a setting of another kind, so that nobody can tell."""
     path = write_saved(tmp_path, "llama", without(f"{FIRST}.mlp.up_proj.weight"))
@@ -174,6 +206,7 @@ RECORD = {
     "layers": {"a.layers": [["x.weight", "z.weight?"], ["y.weight"]]}, "skipped": ["inv_freq"],
     "skipped_parts": ["vision."], "more_layers": True, "converted": [], "keys": [["d", "e"]], "by_default": {"f": 4},
     "not_null": ["d"], "values": {}, "unpackable": ["a.layers.#.gate"], "refuses_wrong_dropped_head": False,
+    "stripped": [],
     "settings": {"y_bias=true": {"more": ["a.layers.#.y.bias"], "kinds": {"a.layers.#.y.bias": [1]}},
                  "some=true": {"more": ["a.layers.#.s.weight?"]}},
 }  # fmt: skip

@@ -50,12 +50,17 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
 
 def _with_missing_tensors(facts: Facts, outcome: LoaderOutcome) -> LoaderOutcome:
     """Return the outcome of a loader that finds both ends, but lacks other tensors."""
-    if outcome.right is not True:
+    if outcome.right is not True or _is_of_whole_mlx_model(facts, outcome):
         return outcome
     count = len(facts.missing_elsewhere)
     sentence = f"{count:,} tensor{'s' if count > 1 else ''} outside the embedding and head are not stored."
     word = WITH_MISSING_TENSORS.get(outcome.loader, INCOMPLETE)
     return replace(outcome, outcome=word, sentence=sentence, right=False)
+
+
+def _is_of_whole_mlx_model(facts: Facts, outcome: LoaderOutcome) -> bool:
+    """Return whether a row of mlx-lm covers all tensors: of a family with a recorded run, which passes by some."""
+    return outcome.loader == MLX.name and family(facts.claims.levels[0].model_type).mlx_run is not None
 
 
 def _by_the_ends(facts: Facts) -> tuple[LoaderOutcome, ...]:

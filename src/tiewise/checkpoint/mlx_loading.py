@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
@@ -116,7 +116,18 @@ class MlxLoading:
             # mlx-lm packs numbers along a row, so that the rows are those of the table
             if table is not None and table.dtype == "U32" and rows is not None and table.shape[0] != rows:
                 return f"{short(name)} has {table.shape[0]} rows, and the config says {rows}."
-        return shape_misfit(self.facts, with_head) or self._name_misfit(run)
+        return self._width_misfit(run) or shape_misfit(self.facts, with_head) or self._name_misfit(run)
+
+    def _width_misfit(self, run: MlxRun) -> str | None:
+        """Return a sentence about an input table of another width than the hidden states. None if it fits."""
+        width = self.facts.text.hidden_size
+        for name in run.inputs:
+            table = self.facts.folder.tensors.get(name)
+            if table is None or width is None or self.facts.roles.is_packed(table):
+                continue
+            if table.columns != width:
+                return f"{short(name)} is {table.columns} wide, and the config says {width}."
+        return None
 
     def _name_misfit(self, run: MlxRun) -> str | None:
         """Return a sentence about an end under another name than its class has. None if all names fit."""
@@ -143,7 +154,7 @@ class MlxLoading:
             return misfit
         if "quantization_config" in facts.config:
             return Misfit("It was not run with this quantisation.", is_certain=False)
-        return MlxFit(run, self._folder(names)).misfit()
+        return MlxFit(run, self._folder(_without_prefixes(names, run.stripped))).misfit()
 
     def _folder(self, names: AbstractSet[str]) -> MlxFolder:
         """Return what mlx-lm reads of the checkpoint."""
@@ -162,7 +173,7 @@ class MlxLoading:
             config,
             level,
             path=path,
-            layer_count=first_count([level], *LAYER_COUNTS),
+            layer_count=first_count([level], *LAYER_COUNTS) or _length_of_list(level, "layers_block_type"),
             rows=rows,
             defaults=family(text_type).keys.defaults,
         )
@@ -180,6 +191,22 @@ class MlxLoading:
             if tensor.dtype == "F64":
                 return Misfit(f"It does not read {short(tensor.name)}, as its type is F64.")
         return None
+
+
+def _without_prefixes(names: AbstractSet[str], prefixes: Sequence[str]) -> frozenset[str]:
+    """Return the names without a prefix that mlx-lm removes."""
+    plain = set(names)
+    for prefix in prefixes:
+        plain = {name.removeprefix(prefix) for name in plain}
+    return frozenset(plain)
+
+
+def _length_of_list(level: Mapping[str, Any], key: str) -> int | None:
+    """Return the length of a list in the config; None if it is absent or empty."""
+    value = level.get(key)
+    if not isinstance(value, list):
+        return None
+    return len(value) or None
 
 
 def _packed_modules(names: AbstractSet[str]) -> frozenset[str]:

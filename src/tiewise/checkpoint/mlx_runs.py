@@ -83,6 +83,7 @@ class MlxRun:
     settings: Mapping[str, Any]
     unpackable: Sequence[str]
     refuses_wrong_dropped_head: bool
+    stripped: Sequence[str]
 
     @property
     def text_layers(self) -> str | None:
