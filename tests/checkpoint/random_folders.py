@@ -188,6 +188,11 @@ def draw_checkpoint(seed: int, names: Sequence[str]) -> Checkpoint:
     return checkpoint
 
 
+def draw_healthy(seed: int, names: Sequence[str]) -> Checkpoint:
+    """Return the checkpoint of a seed as transformers saves it, with drawn settings and without changes."""
+    return _drawn_class(random.Random(seed), names)
+
+
 def _drawn_class(draw: random.Random, names: Sequence[str]) -> Checkpoint:
     """Return a copy of a drawn class that can be built, with drawn settings where it accepts them."""
     while True:

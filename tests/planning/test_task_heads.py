@@ -56,12 +56,13 @@ def test_labels_count_as_the_config_class_reads_them(labels):
         *(("llama", f"LlamaFor{task}") for task in ("TokenClassification", "QuestionAnswering", "RewardModel")),
         *(("bert", f"BertFor{task}") for task in ("SequenceClassification", "TokenClassification", "MultipleChoice")),
         ("gpt2", "GPT2DoubleHeadsModel"),
+        ("llama", "LlamaForCausalLMEagle3"),
         ("bart", "BartForSequenceClassification"),
     ],
 )
 def test_any_other_head_is_named_as_not_counted(kind, name):
     model = tiewise.plan({"model_type": kind, "architectures": [name]}, build=False).record()["model"]
-    assert model["not_counted"] == [f"the head of {name} (architectures)"]
+    assert model["not_counted"] == [f"parts of {name} next to its body (architectures)"]
     assert model["parameters"]["total"] is None
 
 

@@ -33,7 +33,9 @@ def add_task_head(values: Mapping[str, Any], architecture: Architecture) -> Arch
         score = linear(architecture.ends.width, _count_labels(config))
         around = {**architecture.around, "other": score + architecture.around.get("other", Count())}
         return replace(architecture, around=around)
-    return replace(architecture, not_counted=(*architecture.not_counted, f"the head of {name} (architectures)"))
+    return replace(
+        architecture, not_counted=(*architecture.not_counted, f"parts of {name} next to its body (architectures)")
+    )
 
 
 def _has_no_further_head(name: str) -> bool:
