@@ -21,6 +21,7 @@ import math
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -39,11 +40,13 @@ from torch import Tensor  # noqa: E402
 
 import tiewise  # noqa: E402
 from benchmarks.gpu_branch import gpu_branch  # noqa: E402
+from tiewise.boundary.ops import devices  # noqa: E402
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle  # noqa: E402
 from tiewise.boundary.ops.log_prob import linear_log_prob  # noqa: E402
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup  # noqa: E402
 from tiewise.boundary.ops.soft_targets import linear_divergence  # noqa: E402
 from tiewise.core.backends import CHUNK_ELEMENTS  # noqa: E402
+from tiewise.core.errors import TiewiseWarning  # noqa: E402
 
 # largest relative distance of a loss or gradient from the fp64 result for the same, rounded inputs
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -176,7 +179,16 @@ def move_options(options: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def cross_entropy(setup: Setup) -> list[Figure]:
-    """Check every option, reduction and type, in one chunk and in several."""
+    """Check every option, reduction and type, in one chunk and in several.
+
+    A GPU checks the default, which has a row kernel, and the chunks without it.
+    """
+    backends = ("tiewise", "chunked") if setup.on_gpu else ("tiewise",)
+    return [figure for backend in backends for figure in check_cross_entropy(setup, backend)]
+
+
+def check_cross_entropy(setup: Setup, backend: str) -> list[Figure]:
+    """Return the figures of every option, reduction and type of one backend."""
     figures = []
     for dtype, chosen, reduction in product(TOLERANCES, OPTIONS, ("mean", "sum", "none")):
         inputs, t = draw_problem(setup, dtype)
@@ -190,7 +202,7 @@ def cross_entropy(setup: Setup) -> list[Figure]:
         )
         on_device, targets = [x.to(setup.device) for x in inputs], t.to(setup.device)
         for chunk in (None, max(1, setup.n // 3)) if reduction == "mean" else (None,):
-            device_options = move_options(options, setup.device) | {"chunk": chunk}
+            device_options = move_options(options, setup.device) | {"chunk": chunk, "backend": backend}
             results = differentiate(
                 lambda h, w, b, targets=targets, device_options=device_options: linear_cross_entropy(
                     h, w, targets, b, **device_options
@@ -198,7 +210,7 @@ def cross_entropy(setup: Setup) -> list[Figure]:
                 on_device,
                 upstream.to(setup.device, loss_dtype),
             )
-            name = f"{str(dtype)[6:]} {reduction} {' '.join(chosen) or 'plain'}{' chunks' * bool(chunk)}"
+            name = f"{backend} {str(dtype)[6:]} {reduction} {' '.join(chosen) or 'plain'}{' chunks' * bool(chunk)}"
             figures += compare_results(name, results, truth, TOLERANCES[dtype])
     return figures
 
@@ -448,41 +460,50 @@ def other_kernels(setup: Setup) -> list[Figure]:
 def memory(setup: Setup) -> list[Figure]:
     """Check that temporary memory of a loss is within the budget of a chunk (N5).
 
-    Inputs and gradients are not temporary.
+    Inputs and gradients are not temporary. All logits take four times the budget.
     """
     setup.require_gpu()
-    n, v, e = 8192, 32_000, 512
     figures = []
+    share = torch.cuda.get_device_properties(setup.device).total_memory // devices.LARGE_CHUNKS_IN_MEMORY
     for dtype in (torch.float32, torch.bfloat16):
-        h, x = (torch.randn(n, e, device=setup.device, dtype=dtype).mul_(0.1).requires_grad_() for _ in "ab")
-        w, u = (torch.randn(v, e, device=setup.device, dtype=dtype).mul_(0.1).requires_grad_() for _ in "ab")
-        t = torch.randint(0, v, (n,), device=setup.device)
-        losses: dict[str, Callable[[], Tensor]] = {
-            "plain": lambda h=h, w=w, t=t: linear_cross_entropy(h, w, t),
-            "softcap": lambda h=h, w=w, t=t: linear_cross_entropy(h, w, t, softcap=30.0, z_loss=1e-4),
-            "log-probabilities": lambda h=h, w=w, t=t: sum(
-                y.mean() for y in linear_log_prob(h, w, t, entropy=True, softcap=30.0)
-            ),
-            "divergence": lambda h=h, w=w, x=x, u=u: linear_divergence(h, w, x, u, softcap=30.0),
+        figures += measure_memory(setup, dtype, {"plain": {}, "softcap": {"softcap": 30.0, "z_loss": 1e-4}}, share)
+        chunked = {
+            "plain, chunked": {"backend": "chunked"},
+            "softcap, chunked": {"softcap": 30.0, "backend": "chunked"},
         }
-        # both gradients in fp32, and again in the inputs' type; a narrow type adds one product of the table's size
-        gradient_bytes = (n + v) * e * (4 + 2 * dtype.itemsize)
-        for name, loss in losses.items():
-            for _ in range(2):
-                h.grad = w.grad = None
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                loss().backward()
-                torch.cuda.synchronize()
-                peak_bytes = torch.cuda.max_memory_allocated() - before
-            budget = 4 * CHUNK_ELEMENTS["cuda"]
-            figures.append(
-                Figure(f"{str(dtype)[6:]} {name}: MB", peak_bytes / 1e6, (1.15 * budget + gradient_bytes) / 1e6)
-            )
-            figures.append(
-                Figure(f"{str(dtype)[6:]} {name}: of all logits", (peak_bytes - gradient_bytes) / (4 * n * v), 0.5)
-            )
+        others = {"log-probabilities": {}, "divergence": {}}
+        figures += measure_memory(setup, dtype, chunked | others, 4 * CHUNK_ELEMENTS["cuda"])
+    return figures
+
+
+def measure_memory(
+    setup: Setup, dtype: torch.dtype, cases: dict[str, dict[str, Any]], budget: int, v: int = 32_000, e: int = 512
+) -> list[Figure]:
+    """Return the peak memory of losses with their gradients, by name and options, for a budget in bytes."""
+    n = budget // v  # so that all logits, of 4 bytes each, take four times the budget
+    h, x = (torch.randn(n, e, device=setup.device, dtype=dtype).mul_(0.1).requires_grad_() for _ in "ab")
+    w, u = (torch.randn(v, e, device=setup.device, dtype=dtype).mul_(0.1).requires_grad_() for _ in "ab")
+    t = torch.randint(0, v, (n,), device=setup.device)
+    # both gradients in fp32, and again in the inputs' type; a narrow type adds one product of the table's size
+    gradient_bytes = (n + v) * e * (4 + 2 * dtype.itemsize)
+    figures = []
+    for name, options in cases.items():
+        for _ in range(2):
+            h.grad = w.grad = None
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            if name == "log-probabilities":
+                sum(y.mean() for y in linear_log_prob(h, w, t, entropy=True, softcap=30.0)).backward()
+            elif name == "divergence":
+                linear_divergence(h, w, x, u, softcap=30.0).backward()
+            else:
+                linear_cross_entropy(h, w, t, **options).backward()
+            torch.cuda.synchronize()
+            peak_bytes = torch.cuda.max_memory_allocated() - before
+        described = f"{str(dtype)[6:]} {name}"
+        figures.append(Figure(f"{described}: MB", peak_bytes / 1e6, (1.15 * budget + gradient_bytes) / 1e6))
+        figures.append(Figure(f"{described}: of all logits", (peak_bytes - gradient_bytes) / (4 * n * v), 0.5))
     return figures
 
 
@@ -765,7 +786,8 @@ def run_check(check: Callable[[Setup], list[Figure]], setup: Setup) -> Outcome:
     outcome = Outcome(check.__name__, "right")
     emulation = contextlib.nullcontext() if setup.on_gpu or check is synchronisations else gpu_branch()
     try:
-        with emulation:
+        with emulation, warnings.catch_warnings():
+            warnings.simplefilter("error", TiewiseWarning)  # a loss that cannot use its kernel warns
             outcome.figures = check(setup)
         if not outcome.figures or not all(figure.is_within_limit for figure in outcome.figures):
             outcome.state = "wrong"

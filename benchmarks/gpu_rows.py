@@ -48,7 +48,7 @@ def list_parts(problem: Problem, rows: int = ROWS) -> Iterator[Part]:
         size = -(-len(problem.targets) // chunks)
         yield Part(f"step in {chunks} chunks", lambda size=size: problem.gradients(make_loss(size)))
     features, table = problem.features[:rows], problem.table
-    buffer = row_loss._ChunkBuffer.allocate(features, len(table), rows)
+    buffer = row_loss._ChunkBuffer.allocate(features, len(table), len(features))
     products, slopes = buffer.products(len(features)), buffer.slopes(len(features), table.dtype)
     losses = features.new_empty(len(features), dtype=torch.float32)
     kernel = row_loss._RowKernel(LossOptions(), None, None, losses, needs_slopes=True)
@@ -59,7 +59,8 @@ def list_parts(problem: Problem, rows: int = ROWS) -> Iterator[Part]:
 
         def run(block: int = block, warps: int = warps) -> None:
             """Run the row kernel with programs of this size."""
-            with patch.multiple(row_loss, BLOCK=block, WARPS=warps):
+            size = row_loss.ProgramSize(block, warps)
+            with patch.object(row_loss, "program_size", lambda width: size):
                 kernel.run(products, slopes, losses, targets, every_row)
 
         yield Part(f"rows, {block} columns, {warps} warps", run)

@@ -87,7 +87,7 @@ def list_losses() -> dict[str, Loss]:
     """Return all implementations of the loss; a missing library fails at the first call."""
     implementations: dict[str, Loss] = {
         "tiewise": lambda h, w, t: linear_cross_entropy(h, w, t, backend="tiewise"),
-        "tiewise, triton": lambda h, w, t: linear_cross_entropy(h, w, t, backend="triton"),
+        "tiewise, chunked": lambda h, w, t: linear_cross_entropy(h, w, t, backend="chunked"),
         "tiewise, auto": lambda h, w, t: linear_cross_entropy(h, w, t, backend="auto"),
         "liger": lambda h, w, t: linear_cross_entropy(h, w, t, backend="liger"),
         "cce": lambda h, w, t: linear_cross_entropy(h, w, t, backend="cce"),

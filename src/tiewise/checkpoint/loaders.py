@@ -59,7 +59,10 @@ def _with_missing_tensors(facts: Facts, outcome: LoaderOutcome) -> LoaderOutcome
 
 
 def _is_of_whole_mlx_model(facts: Facts, outcome: LoaderOutcome) -> bool:
-    """Return whether a row of mlx-lm covers all tensors: of a family with a recorded run, which passes by some."""
+    """Return whether a row of mlx-lm covers all tensors.
+
+    It does for a family with a recorded run, which passes by some.
+    """
     return outcome.loader == MLX.name and family(facts.claims.levels[0].model_type).mlx_run is not None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tiewise.core.errors import UnsupportedError
 
 REDUCTIONS = ("mean", "sum", "none")
-BACKENDS = ("tiewise", "triton", "liger", "cce", "auto")  # implementations of PyTorch's loss on a GPU
+BACKENDS = ("tiewise", "triton", "chunked", "liger", "cce", "auto")  # implementations of PyTorch's loss on a GPU
 
 # fp32 numbers per chunk: 104 MB, 268 MB. On two CPU cores 512 rows of 50,304 took at most 3 % longer than the matrix
 # products alone. Much smaller chunks slow the product down; larger ones only cost memory. A GPU needs more rows.
@@ -48,7 +48,8 @@ class LossOptions:
         z_loss: ζ, the coefficient of lse².
         class_weight: w [V]; gets no gradient.
         reduction: "mean" or "sum" (an fp32 scalar), or "none" (fp32, shaped like the targets).
-        chunk: tokens per chunk; None: as many as fit in 104 MB on a CPU, 268 MB on a GPU, at least 256.
+        chunk: tokens per chunk; None: as many as fit in 104 MB on a CPU, or on a GPU in a 32nd of its memory (268 MB
+            without the Triton kernel, and in JAX); at least 256.
         logits: "fp32": never rounded to a narrower type; None: the type of the matrix product.
         backend: one of BACKENDS; None: the value of TIEWISE_LOSS, else "tiewise".
 

@@ -220,7 +220,9 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
     assert torch.equal(linear_cross_entropy(h, w, t, backend="tiewise"), plain)
     with pytest.raises(RunError, match=r"no loss is called 'cut'; choose .*liger.* in TIEWISE_LOSS"):
         linear_cross_entropy(h, w, t)
-    with pytest.raises(ValueError, match="unknown backend 'cut'; choose one of tiewise, triton, liger, cce, auto"):
+    with pytest.raises(
+        ValueError, match="unknown backend 'cut'; choose one of tiewise, triton, chunked, liger, cce, auto"
+    ):
         linear_cross_entropy(h, w, t, backend="cut")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
@@ -436,7 +438,7 @@ def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_p
     assert record | {"torch": ""} == {
         **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
         **dict.fromkeys(kernels, "1.0"),
-        **{"torch": "", "tiewise_ms": 3.0, "right_ms": 2.0},
+        **{"torch": "", "row kernel": "none", "tiewise_ms": 3.0, "right_ms": 2.0},
     }
     linear_cross_entropy(h, w, t, b, backend="auto")  # no backend supports a bias, so no trial runs
     assert (len(tried), len(CALLS)) == (1, 4)

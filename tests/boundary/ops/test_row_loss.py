@@ -27,6 +27,7 @@ from tests.boundary.ops.test_cross_entropy import (
     plain_cross_entropy,
     problem,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import gpu_rows, gpu_times
 from tiewise.boundary.ops import cross_entropy, devices, row_loss
@@ -256,6 +257,37 @@ def test_chunk_is_halved_until_it_fits_into_memory(device, monkeypatch):
         linear_cross_entropy(h, w, t)
 
 
+def test_chunk_is_halved_if_the_gradients_do_not_fit_beside_it(device, monkeypatch):
+    (h, w, _), t = problem(torch.float32, n=N, v=V)
+    (h, w), t = on(device, (h, w), t)
+    failures, original = [torch.OutOfMemoryError("out of memory")], row_loss._GradientSums
+    seen = []
+
+    def with_little_memory(*arguments, is_single):
+        seen.append(is_single)
+        if failures:
+            raise failures.pop()
+        return original(*arguments, is_single=is_single)
+
+    monkeypatch.setattr(row_loss, "_GradientSums", with_little_memory)
+    monkeypatch.setattr(row_loss, "MINIMUM_ROWS", 4)
+    _, grads = gradients(linear_cross_entropy, (h, w, None), t)
+    assert seen == [True, False]
+    _, expected = gradients(linear_cross_entropy, (h, w, None), t)
+    assert_near(grads, expected, 1e-6)
+
+
+def test_default_backend_takes_the_kernel_where_it_runs(device, passes):
+    (h, w, b), t = problem(torch.float32, n=N, v=V)
+    there, at = on(device, (h, w, b), t)
+    got, _ = gradients(cross_entropy.linear_cross_entropy, there, at)
+    assert error(got.cpu(), oracle(h, w, t, b)) < 1e-6
+    assert passes
+    passes.clear()
+    gradients(cross_entropy.linear_cross_entropy, there, at, backend="chunked")
+    assert not passes
+
+
 def test_scaling_by_one_and_by_another_number_equals_a_product(device):
     for kind in (torch.float32, torch.bfloat16):
         x = torch.randn(37, 41, generator=torch.Generator().manual_seed(0)).to(device, kind)
@@ -282,20 +314,46 @@ def test_kernel_tests_pass_under_tritons_interpreter():
 # without triton
 
 
+def tensors_of(x):
+    return LossTensors(x, x, None, x)
+
+
 def test_missing_support_names_the_type_the_device_or_the_package(monkeypatch):
-    x = torch.ones(2)
+    x = tensors_of(torch.ones(2))
+    on_meta = tensors_of(torch.ones(2, device="meta"))
     assert row_loss.missing_support(x, torch.float64) == "has no products in float64"
     monkeypatch.setattr(devices, "_has_triton", lambda: False)
     assert row_loss.missing_support(x, torch.float32) == "needs triton; pip install triton"
     monkeypatch.setattr(devices, "_has_triton", lambda: True)
     assert row_loss.missing_support(x, torch.float32) == "runs on a GPU, and the features are on a cpu"
-    assert row_loss.missing_support(x.to("meta"), torch.float32) == "runs on a GPU, and the features are on a meta"
+    assert row_loss.missing_support(on_meta, torch.float32) == "runs on a GPU, and the features are on a meta"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with gpu_branch(wide_products=False):
         assert not row_loss.missing_support(x, torch.float32)
         assert row_loss.missing_support(x, torch.bfloat16) == "needs torch 2.8 or later for narrow products"
     with gpu_branch():
         assert not row_loss.missing_support(x, torch.bfloat16)
+
+
+def test_tensors_without_memory_of_their_own_are_refused(monkeypatch):
+    """Triton would read the address 0 of a fake tensor or of a wrapper of tensors."""
+    monkeypatch.setattr(devices, "_has_triton", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    x = torch.ones(2)
+    with FakeTensorMode() as mode, gpu_branch():
+        fake = mode.from_tensor(x)
+        assert row_loss.missing_support(tensors_of(fake), torch.float32) == "runs on plain tensors, not on a FakeTensor"
+        mixed = LossTensors(x, fake, None, x)
+        assert row_loss.missing_support(mixed, torch.float32) == "runs on plain tensors, not on a FakeTensor"
+        parameter = tensors_of(torch.nn.Parameter(x))
+        assert not row_loss.missing_support(parameter, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "warps"), [(1, 512, 1), (512, 512, 1), (528, 1024, 2), (8192, 8192, 16), (50_304, 8192, 16)]
+)
+def test_programs_take_a_power_of_two_of_the_vocabulary(width, columns, warps):
+    assert row_loss.program_size(width) == (columns, warps)
 
 
 def test_requested_backend_without_its_device_is_an_error():
@@ -319,7 +377,10 @@ def test_product_is_added_in_the_type_of_the_sum():
 def test_large_chunk_takes_its_share_of_a_gpus_memory(monkeypatch):
     monkeypatch.setattr(devices, "_total_memory", lambda device: 64 * 2**30)
     gpu = Mock(device=torch.device("cuda"))
-    assert devices.large_chunk_size(10_000, 2**17, gpu, None) == 2000  # five chunks of 1 GB at most
+    assert devices.large_chunk_size(10_000, 2**17, gpu, None) == 3334  # three chunks of 2 GB at most
+    assert devices.large_chunk_size(10_000, 2**17, gpu, None, saved=2**27) == 3334
+    assert devices.large_chunk_size(5000, 2**17, gpu, None, saved=2**27) == 5000  # a single chunk of 2.4 GB
+    assert devices.large_chunk_size(5000, 2**17, gpu, None, saved=2**26) == 2500
     assert devices.chunk_size(10_000, 2**17, gpu, None) == 500
     assert devices.large_chunk_size(10_000, 2**17, gpu, 7) == 7
     assert devices.large_chunk_size(10_000, 2**17, torch.ones(1), None) == devices.chunk_size(
@@ -338,28 +399,35 @@ def test_kernel_compiles_for_nvidias_cards_with_wide_loads_and_stores(slope_type
         pytest.skip(MISSING)
     if INTERPRETED:
         pytest.skip("the interpreter replaces the compiler")
+    with_slopes = compile_kernel(slope_type, capability, options=True, slopes=True)
+    assert "ld.global.v4.b32" in with_slopes
+    assert "st.global.v4.b32" in with_slopes
+    for options in (True, False):
+        overwriting = compile_kernel(slope_type, capability, options=options, slopes=True).count("bar.sync")
+        sums = compile_kernel(slope_type, capability, options=options, slopes=False).count("bar.sync")
+        assert overwriting >= sums + 2  # one barrier before the second reading, and one before each store
+
+
+def compile_kernel(slope_type, capability, *, options, slopes):
+    """Return the PTX code of the row kernel with all options of the loss, or with none."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    kernel = import_module("tiewise.boundary.ops.row_kernels").loss_rows
-    flags = [name for name in kernel.arg_names if name.startswith(("NEEDS_", "HAS_"))]
-    for value in (True, False):
-        constants = dict.fromkeys(flags, value) | {"NEEDS_SLOPES": True, "BLOCK": row_loss.BLOCK}
-        types = {name: KERNEL_TYPES.get(name, "*fp32") for name in kernel.arg_names} | {"slopes": f"*{slope_type}"}
-        types |= dict.fromkeys(constants, "constexpr")
-        aligned = [name for name, kind in types.items() if kind[0] == "*" or name in ("width", "slope_stride")]
-        place = kernel.arg_names.index
-        source = ASTSource(
-            fn=kernel,
-            signature=types,
-            constexprs={(place(name),): constant for name, constant in constants.items()},
-            attrs={(place(name),): [["tt.divisibility", 16]] for name in aligned},
-        )
-        compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": row_loss.WARPS})
-        code = compiled.asm["ptx"]
-        assert "ld.global.v4.b32" in code
-        assert "st.global.v4.b32" in code
-        assert code.count("bar.sync") >= 7  # five of the sums, and one before each overwriting
+    kernel, size = import_module("tiewise.boundary.ops.row_kernels").loss_rows, row_loss.program_size(width=50_304)
+    flags = [name for name in kernel.arg_names if name.startswith("HAS_")]
+    constants = dict.fromkeys(flags, options) | {"NEEDS_SLOPES": slopes, "BLOCK": size.columns}
+    types = {name: KERNEL_TYPES.get(name, "*fp32") for name in kernel.arg_names} | {"slopes": f"*{slope_type}"}
+    types |= dict.fromkeys(constants, "constexpr")
+    aligned = [name for name, kind in types.items() if kind[0] == "*" or name in ("width", "slope_stride")]
+    place = kernel.arg_names.index
+    source = ASTSource(
+        fn=kernel,
+        signature=types,
+        constexprs={(place(name),): constant for name, constant in constants.items()},
+        attrs={(place(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": size.warps})
+    return compiled.asm["ptx"]
 
 
 # the benchmark of its parts

@@ -27,12 +27,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import chunked
+from tiewise.boundary.ops import chunked, own_pass
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.exactness import BackendPass
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
 from tiewise.boundary.ops.gpu_kernels import VARIABLE, backend_loss_pass
-from tiewise.boundary.ops.native_loss import fastest_loss_pass
 from tiewise.boundary.ops.problem import (
     LossTensors,
     accumulator,
@@ -239,11 +238,11 @@ class _CrossEntropyPass:
         """Compute losses and gradients by the backend that the options or the environment choose."""
         options = self.options
         backend = options.backend or os.environ.get(VARIABLE) or "tiewise"
-        loss_pass: BackendPass = fastest_loss_pass
+        loss_pass: BackendPass = own_pass.loss_pass
         if backend != "tiewise":
             with_into = self.into is not None
-            chosen = backend_loss_pass(backend, options, tensors, product_dtype, fastest_loss_pass, with_into=with_into)
-            loss_pass = chosen or fastest_loss_pass
+            chosen = backend_loss_pass(backend, options, tensors, product_dtype, loss_pass, with_into=with_into)
+            loss_pass = chosen or loss_pass
         if self.into is None:
             return loss_pass(options, tensors, product_dtype, needs, row_weight)
         return loss_pass(options, tensors, product_dtype, needs, row_weight, self.into)

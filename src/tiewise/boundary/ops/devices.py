@@ -20,6 +20,8 @@ from torch import Tensor
 from tiewise.core.backends import chunk_rows
 
 CHUNKS_IN_MEMORY = 64  # a chunk takes at most 1/64 of a GPU's memory
+LARGE_CHUNKS_IN_MEMORY = 32  # a large chunk takes at most 1/32 of it
+PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors that have memory of their own
 OLDEST = (8, 0)  # compute capability of the oldest cards whose matrix units multiply bf16
 WITHOUT_AUTOCAST = ("meta",)  # devices that can be compiled for and lack autocast
 
@@ -97,6 +99,21 @@ def _add_wide_product(out: Tensor, a: Tensor, b: Tensor, beta: int, alpha: float
     torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
 
 
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which triton's kernels run on the GPU of `x`.
+
+    Torch's operators choose the GPU of their tensors. Triton takes the current GPU.
+    """
+    if x.device.type == "cuda":
+        return torch.cuda.device(x.device)
+    return nullcontext()
+
+
+def is_capturing(x: Tensor) -> bool:
+    """Return whether a CUDA graph records the operators on tensors like `x`."""
+    return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def missing_triton(x: Tensor) -> str:
     """Return why triton's kernels cannot run on tensors like `x`, as the rest of a sentence.
 
@@ -106,12 +123,20 @@ def missing_triton(x: Tensor) -> str:
     if not _has_triton():
         return "needs triton; pip install triton"
     device = x.device.type
-    if device == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability(x.device) < OLDEST):
+    if device == "cuda" and not _has_new_card(x.device):
         return "needs an Nvidia GPU of compute capability 8.0 or higher"
+    if type(x) not in PLAIN:
+        return f"runs on plain tensors, not on a {type(x).__name__}"
     is_emulated = device == "cpu" and not is_cpu(x) and os.environ.get("TRITON_INTERPRET") == "1"
     if device == "cuda" or is_emulated:
         return ""
     return f"runs on a GPU, and the features are on a {device}"
+
+
+@cache
+def _has_new_card(device: torch.device) -> bool:
+    """Return whether a CUDA device is an Nvidia GPU that triton's kernels support."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= OLDEST
 
 
 @cache
@@ -146,14 +171,17 @@ def chunk_size(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
     return chunk_rows(n, numbers, budget, chunk, most)
 
 
-def large_chunk_size(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
+def large_chunk_size(n: int, numbers: int, like: Tensor, chunk: int | None, saved: int = 0) -> int:
     """Return how many of `n` tokens a chunk takes.
 
-    It may use its full share of a GPU's memory. The arguments are those of `chunk_size`, which has a lower limit too.
+    It may use a larger share of a GPU's memory than those of `chunk_size`, which has the same arguments. A single chunk
+    may also use `saved`, the fp32 numbers that only several chunks need.
     """
     if like.device.type != "cuda" or chunk is not None:
         return chunk_size(n, numbers, like, chunk)
-    share = _total_memory(like.device) // (4 * CHUNKS_IN_MEMORY)
+    share = _total_memory(like.device) // (4 * LARGE_CHUNKS_IN_MEMORY)
+    if n * numbers <= share + saved:
+        return n
     return chunk_rows(n, numbers, "cuda", most=share, budget=share)
 
 

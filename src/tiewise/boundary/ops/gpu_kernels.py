@@ -1,7 +1,8 @@
 """The loss on a GPU by the kernel that `backend` requests: tiewise's or another package's.
 
-    tiewise   tiewise's chunks: the default
+    tiewise   the fastest of tiewise's own (`own_pass`): the default
     triton    tiewise's chunks with a kernel for rows   pip install triton (torch for CUDA brings it)
+    chunked   tiewise's chunks in PyTorch
     liger     Liger's fused linear cross-entropy        pip install liger-kernel
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
     auto      on a GPU, the fastest that is installed, has the requested options and is exact
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -33,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import row_loss
+from tiewise.boundary.ops import chunked, row_loss
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.exactness import (
     LARGEST_EXCESS,
@@ -53,6 +54,7 @@ from tiewise.core.errors import RunError, UnsupportedError, one_line_message
 VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # largest number of tokens in a trial
 TRITON = "triton"  # tiewise's kernel; see `row_loss`
+CHUNKED = "chunked"  # tiewise's chunks in PyTorch
 SKETCH = 16  # random directions in which a trial compares the gradients of the table
 # relative distances from tiewise's loss and gradients that another order of the sums explains
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -139,7 +141,7 @@ def backend_loss_pass(
 ) -> BackendPass | None:
     """Return the pass of the named backend; None if it is `tiewise_pass`.
 
-    For a mean or a sum, its losses [1] may be their sum. `tiewise_pass` is `fastest_loss_pass`. If `with_into`, the
+    For a mean or a sum, its losses [1] may be their sum. `tiewise_pass` is `own_pass.loss_pass`. If `with_into`, the
     pass takes the argument `into` too, which other packages lack.
 
     Raises:
@@ -148,30 +150,29 @@ def backend_loss_pass(
             device; or its errors exceed those of the plain computation.
     """
     tensors = LossTensors(*tensors)
-    if name not in ("auto", TRITON, *KERNELS):
+    if name not in ("auto", TRITON, CHUNKED, *KERNELS):
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     if not len(tensors.targets):
         return None
     # the variable applies to GPUs only: a model may run its first batch before it is moved to one
     if options.backend is None and not _has_kernels(tensors.features.device):
         return None
-    names = (TRITON,) if with_into else (TRITON, *KERNELS)
-    if name == "auto":
-        candidates = _list_candidates(names, options, tensors, product_dtype)
-        return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
-    if name not in names:
+    if name == CHUNKED:
+        return chunked.loss_pass
+    if name in ("auto", *KERNELS) and with_into:
         return None
+    if name == "auto":
+        candidates = _list_candidates(options, tensors, product_dtype)
+        return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
     candidate = kernel_loss_pass(name, options, tensors, product_dtype)
-    _require_exactness(name, candidate, options, tensors, product_dtype)
+    require_exactness(name, candidate, options, tensors, product_dtype)
     return candidate
 
 
-def _list_candidates(
-    names: Sequence[str], options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype
-) -> Candidates:
-    """Return tiewise's pass and those of `names` that support the call."""
+def _list_candidates(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> Candidates:
+    """Return tiewise's pass and those of other packages that support the call."""
     candidates: Candidates = {"tiewise": None}
-    for name in names:
+    for name in KERNELS:
         with suppress(UnsupportedError):
             candidates[name] = kernel_loss_pass(name, options, tensors, product_dtype)
     return candidates
@@ -191,6 +192,7 @@ def _choose_fastest(
     key = (*problem.values(), *candidates)
     if key not in TRIALS.times:
         problem["torch"] = torch.__version__
+        problem["row kernel"] = _row_kernel_version(tensors, product_dtype)  # tiewise's time depends on it
         for name in candidates:
             if name != "tiewise":
                 problem[_package(name)] = version(_package(name))
@@ -203,6 +205,12 @@ def _choose_fastest(
         TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
     fastest = min(candidates, key=TRIALS.times[key].__getitem__)
     return candidates[fastest]
+
+
+def _row_kernel_version(tensors: LossTensors, product_dtype: torch.dtype) -> str:
+    """Return the version of triton if tiewise's row kernel runs on these tensors, else "none"."""
+    missing = row_loss.missing_support(tensors, product_dtype)
+    return "none" if missing else _installed_version(TRITON)
 
 
 def _package(name: str) -> str:
@@ -271,24 +279,29 @@ def run_trial(
     for name, candidate in candidates.items():
         with _ignore_failure(name, features.device):
             if candidate is not None:
-                _require_exactness(name, candidate, options, tensors, product_dtype)
+                require_exactness(name, candidate, options, tensors, product_dtype)
             _, results = problem.run(candidate or tiewise_pass)
             if distance(results, truth) <= _tolerance(product_dtype):
                 times[f"{name}_ms"] = min(problem.run(candidate or tiewise_pass)[0] for _ in range(3))
     return times
 
 
-def _require_exactness(
+def first_use(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> Hashable:
+    """Return the properties of a call by which its first use is recognised."""
+    features, weight, bias, _ = tensors
+    used = tuple(_used_options(options, bias, product_dtype))
+    is_by_token, is_scaled = options.reduction == "none", options.scale != 1.0
+    return (name, features.device, product_dtype, used, is_by_token, is_scaled, weight.shape[1])
+
+
+def require_exactness(
     name: str, candidate: BackendPass, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype
 ) -> None:
     """Refuse a kernel whose errors exceed those of the plain computation.
 
     They are measured at its first use with this type and these options.
     """
-    features, weight, bias, _ = tensors
-    used = tuple(_used_options(options, bias, product_dtype))
-    is_by_token, is_scaled = options.reduction == "none", options.scale != 1.0
-    key = (name, features.device, product_dtype, used, is_by_token, is_scaled, weight.shape[1])
+    key = first_use(name, options, tensors, product_dtype)
     if key not in TRIALS.excesses:
         TRIALS.excesses[key] = measure_excess(candidate, options, tensors, product_dtype)
     excess = TRIALS.excesses[key]
@@ -296,6 +309,7 @@ def _require_exactness(
         return
     package = _package(name)
     what = f"backend={name!r} with {package} {version(package)} has {excess:.0f} times the error of all logits"
+    used = _used_options(options, tensors.bias, product_dtype)
     listed = ", ".join((str(product_dtype).removeprefix("torch."), f"reduction={options.reduction!r}", *used))
     raise UnsupportedError(f"{what} on a small problem ({listed})", "take backend='tiewise'")
 
@@ -336,13 +350,19 @@ def _ignore_failure(name: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # another package's kernel may fail to compile or to allocate
-        if device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError:
-            what = f"the trial of backend={name!r} broke the context of {device} ({one_line_message(error)})"
-            raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
+        raise_if_broken(name, device, error)
+
+
+def raise_if_broken(name: str, device: torch.device, error: Exception) -> None:
+    """Raise BrokenDevice if nothing runs on the device after an error of the kernel `name`."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        what = f"the trial of backend={name!r} broke the context of {device} ({one_line_message(error)})"
+        remedy = CHUNKED if name == TRITON else "tiewise"
+        raise BrokenDevice(what, f"start anew with backend={remedy!r}, or {VARIABLE}={remedy}") from error
 
 
 def kernel_loss_pass(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> BackendPass:
@@ -354,7 +374,7 @@ def kernel_loss_pass(name: str, options: LossOptions, tensors: LossTensors, prod
     features, _, bias, _ = tensors
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
     if name == TRITON:
-        missing = row_loss.missing_support(features, product_dtype)
+        missing = row_loss.missing_support(tensors, product_dtype)
         if missing:
             raise UnsupportedError(f"backend={name!r} {missing}", fix)
         return row_loss.loss_pass

@@ -6,13 +6,14 @@ For a chunk of n tokens with features h [n, E] and table W [V, E]:
     losses, slopes = kernel(buffer)  slopes of r ∘ losses [n, V], in the type of the products, over the same buffer
     dfeatures = scale · slopes W     dweight += scale · slopesᵀ h     dbias += Σ slopes
 
-So logits are never rounded, the buffer is the only matrix [n, V], and nothing waits for the GPU. The pass was tested in
-triton's interpreter and has never run on a GPU, so that only `backend="triton"` and `auto`'s trial use it.
+So logits are never rounded, the buffer is the only matrix [n, V], and nothing waits for the GPU.
 
-A chunk takes at most a 64th of the card's memory. Every chunk reads and writes the whole fp32 gradient of the table, so
-a few large chunks are faster than many small ones; a single chunk writes it once, in the table's type. The limit is a
-share of the card and not of its free memory, because the number of chunks changes the rounding. If the memory does not
-suffice, the chunk is halved.
+A chunk takes at most a 32nd of the card's memory. Every chunk reads and writes the whole fp32 gradient of the table, so
+a few large chunks are faster than many small ones. A single chunk writes that gradient once, in the table's type; so it
+may take the memory of the fp32 gradient too. On an H100, bf16 losses in one chunk took 0.91 (8192 tokens, 128,256
+words, width 4096) and 0.94 (16,384, 50,304, 768) of the time in four chunks. The limit is a share of the card and not
+of its free memory, because the number of chunks changes the rounding. If the memory does not suffice, the chunk is
+halved.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,19 +34,21 @@ from tiewise.core.backends import MINIMUM_ROWS, LossOptions
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # types of the products; the kernel computes in fp32
 ALIGNED = 16  # numbers to a multiple of which a row of the buffer is padded, for wide loads of triton and cuBLAS
-BLOCK = 4096  # columns that a program of the kernel processes at a time
-WARPS = 16  # groups of 32 threads of a program
-SCALED = 16_384  # numbers that a program of `scale_unless_one` processes
+BLOCK = 8192  # most columns that a program of the kernel processes at a time; 2048 and 4096 were slower on an H100
+LEAST_BLOCK = 512
+COLUMNS_OF_A_WARP = 512  # columns of a block for each group of 32 threads
+SCALED, SCALING_WARPS = 16_384, 16  # numbers that a program of `scale_unless_one` processes, and its warps
 
 
-def missing_support(features: Tensor, product_dtype: torch.dtype) -> str:
-    """Return what this pass lacks for such features, as the rest of a sentence.
+def missing_support(tensors: LossTensors, product_dtype: torch.dtype) -> str:
+    """Return what this pass lacks for such tensors, as the rest of a sentence.
 
     It is empty if the pass runs.
     """
+    features, weight, _, _ = tensors
     if product_dtype not in TYPES:
         return f"has no products in {product_dtype}".replace("torch.", "")
-    missing = devices.missing_triton(features)
+    missing = devices.missing_triton(features) or devices.missing_triton(weight)
     if missing:
         return missing
     if product_dtype != torch.float32 and not devices.has_wide_products(features):
@@ -67,12 +70,11 @@ def loss_pass(
     """
     features, weight, bias, targets = tensors
     targets = targets.contiguous()
-    with devices.without_autocast(features), torch.no_grad():
+    with devices.on_device(features), devices.without_autocast(features), torch.no_grad():
         losses = features.new_empty(len(targets), dtype=torch.float32)
         table = weight.to(product_dtype)
-        buffer = _ChunkBuffer.allocate(features, len(table), options.chunk)
+        buffer, sums = _allocate(LossTensors(*tensors), product_dtype, needs, into, options.chunk)
         kernel = _RowKernel(options, bias, row_weight, losses, needs_slopes=any(needs))
-        sums = _GradientSums(LossTensors(*tensors), product_dtype, needs, into, is_single=buffer.rows >= len(targets))
         for part in buffer.parts(len(targets)):
             h = features[part].to(product_dtype)
             products, slopes = buffer.products(len(h)), buffer.slopes(len(h), product_dtype)
@@ -80,6 +82,64 @@ def loss_pass(
             kernel.run(products, slopes, losses[part], targets[part], part)
             sums.add(part, slopes, h, table, options.scale)
         return losses, sums.results()
+
+
+class _PassMemory(NamedTuple):
+    """Memory of one pass."""
+
+    buffer: _ChunkBuffer
+    sums: _GradientSums
+
+
+def _allocate(
+    tensors: LossTensors, product_dtype: torch.dtype, needs: tuple[bool, ...], into: Tensor | None, chunk: int | None
+) -> _PassMemory:
+    """Allocate the memory of a pass.
+
+    The chunk is the largest within the limit that the card has room for.
+    """
+    features, weight, _, _ = tensors
+    count, width = len(features), _padded_width(len(weight))
+    saved = _numbers_saved_by_one_chunk(weight, product_dtype, needs, into)
+    rows = min(count, devices.large_chunk_size(count, width, features, chunk, saved))
+    while True:
+        try:
+            return _allocate_chunk(tensors, product_dtype, needs, into, rows)
+        except torch.OutOfMemoryError:
+            if chunk is not None or rows <= MINIMUM_ROWS:
+                raise
+            rows = max(MINIMUM_ROWS, -(-rows // 2))
+
+
+def _allocate_chunk(
+    tensors: LossTensors, product_dtype: torch.dtype, needs: tuple[bool, ...], into: Tensor | None, rows: int
+) -> _PassMemory:
+    """Allocate the memory of a pass whose chunks have so many rows."""
+    buffer = _ChunkBuffer.allocate(tensors.features, len(tensors.weight), rows)
+    sums = _GradientSums(tensors, product_dtype, needs, into, is_single=rows >= len(tensors.targets))
+    return _PassMemory(buffer, sums)
+
+
+def _numbers_saved_by_one_chunk(
+    weight: Tensor, product_dtype: torch.dtype, needs: tuple[bool, ...], into: Tensor | None
+) -> int:
+    """Return the fp32 numbers that only a pass of several chunks allocates for the table's gradient."""
+    has_sum = needs[1] and into is None and _result_type(weight, product_dtype) != torch.float32
+    return weight.numel() if has_sum else 0
+
+
+def _padded_width(vocab: int) -> int:
+    """Return the numbers of a row of the buffer."""
+    return -(-vocab // ALIGNED) * ALIGNED
+
+
+def _result_type(x: Tensor, product_dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the gradient of `x`.
+
+    fp32 sums are rounded once for bf16. fp16 could overflow.
+    """
+    is_narrow = x.dtype == product_dtype == torch.bfloat16
+    return torch.bfloat16 if is_narrow else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +150,9 @@ class _ChunkBuffer:
     vocab: int
 
     @classmethod
-    def allocate(cls, features: Tensor, vocab: int, chunk: int | None) -> _ChunkBuffer:
-        """Allocate the memory of the largest chunk within the limit that the card has room for."""
-        width = -(-vocab // ALIGNED) * ALIGNED
-        rows = min(len(features), devices.large_chunk_size(len(features), width, features, chunk))
-        while True:
-            try:
-                return cls(features.new_empty(rows, width, dtype=torch.float32), vocab)
-            except torch.OutOfMemoryError:
-                if chunk is not None or rows <= MINIMUM_ROWS:
-                    raise
-                rows = max(MINIMUM_ROWS, -(-rows // 2))
+    def allocate(cls, features: Tensor, vocab: int, rows: int) -> _ChunkBuffer:
+        """Allocate the memory of a chunk of so many rows."""
+        return cls(features.new_empty(rows, _padded_width(vocab), dtype=torch.float32), vocab)
 
     @property
     def rows(self) -> int:
@@ -122,6 +174,20 @@ class _ChunkBuffer:
         Narrow ones take the first half of each row.
         """
         return self.memory.view(dtype)[:n, : self.vocab]
+
+
+class ProgramSize(NamedTuple):
+    """Size of the programs of a kernel, each of which processes one row."""
+
+    columns: int  # processed at a time, a power of two
+    warps: int  # groups of 32 threads
+
+
+def program_size(width: int) -> ProgramSize:
+    """Return the size of programs for rows of `width` numbers."""
+    power_of_two = 1 << (width - 1).bit_length()
+    columns = min(BLOCK, max(LEAST_BLOCK, power_of_two))
+    return ProgramSize(columns, max(1, columns // COLUMNS_OF_A_WARP))
 
 
 class _RowKernel:
@@ -153,6 +219,7 @@ class _RowKernel:
     def run(self, products: Tensor, slopes: Tensor, losses: Tensor, targets: Tensor, part: slice) -> None:
         """Write the losses [n] and the slopes [n, V] of one chunk, whose products are overwritten."""
         options, is_by_token = self.options, bool(self.token_weight.dim())
+        program = program_size(products.stride(0))
         _kernels().loss_rows[(len(losses),)](
             products,
             slopes,
@@ -172,8 +239,8 @@ class _RowKernel:
             float(options.label_smoothing),
             float(options.z_loss),
             **self.flags,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
+            BLOCK=program.columns,
+            num_warps=program.warps,
         )
 
 
@@ -197,25 +264,16 @@ class _GradientSums:
         self.by_features: Tensor | None = None
         self.by_weight: Tensor | None = None
         self.by_bias: Tensor | None = None
-        self.into, self.product_dtype, self.weight_dtype = into, product_dtype, self._result_type(weight, product_dtype)
+        self.into, self.product_dtype, self.weight_dtype = into, product_dtype, _result_type(weight, product_dtype)
         self.is_empty = into is None  # whether the first chunk overwrites the table's gradient
         if needs[0]:
-            self.by_features = features.new_empty(features.shape, dtype=self._result_type(features, product_dtype))
+            self.by_features = features.new_empty(features.shape, dtype=_result_type(features, product_dtype))
         if needs[1]:
             sum_dtype = self.weight_dtype if is_single else torch.float32
             self.by_weight = into if into is not None else weight.new_zeros(weight.shape, dtype=sum_dtype)
         if needs[2]:
             assert bias is not None, "the gradient of a missing bias is never needed"
             self.by_bias = bias.new_zeros(bias.shape, dtype=torch.float32)
-
-    @staticmethod
-    def _result_type(x: Tensor, product_dtype: torch.dtype) -> torch.dtype:
-        """Return the type of the gradient of `x`.
-
-        fp32 sums are rounded once for bf16. fp16 could overflow.
-        """
-        is_narrow = x.dtype == product_dtype == torch.bfloat16
-        return torch.bfloat16 if is_narrow else torch.float32
 
     def add(self, part: slice, slopes: Tensor, h: Tensor, table: Tensor, scale: float) -> None:
         """Add the gradients from the slopes [n, V] of one chunk with features `h` [n, E]."""
@@ -252,7 +310,8 @@ def scale_gradient(gradient: Tensor, factor: Tensor) -> None:
     count = gradient.numel()
     if count:
         programs = -(-count // SCALED)
-        _kernels().scale_unless_one[(programs,)](gradient, factor, count, BLOCK=SCALED, num_warps=WARPS)
+        with devices.on_device(gradient):
+            _kernels().scale_unless_one[(programs,)](gradient, factor, count, BLOCK=SCALED, num_warps=SCALING_WARPS)
 
 
 @cache
