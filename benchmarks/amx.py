@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    os.environ[compiled_kernels.SWITCH] = "amx"
+    os.environ[compiled_kernels.SWITCH] = "auto"
     reason = prepare(options.dry_run)
     if reason:
         print(f"benchmarks.amx: {reason}", file=sys.stderr)

@@ -57,7 +57,7 @@ def main() -> None:
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
         torch.set_num_threads(options.cores)
-    os.environ[SWITCH] = "amx"
+    os.environ[SWITCH] = "auto"
     with emulated_tiles() if options.emulate else nothing():
         record = measure(options)
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -304,7 +304,7 @@ def kernels(
     """Say whether compiled kernels are used here, and why not.
 
     `build` compiles them, which needs g++ and AVX-512. Without them the portable path computes the same results.
-    TIEWISE_KERNELS=off disables them; amx and avx512 choose the bf16 kernel of a processor with AMX.
+    TIEWISE_KERNELS=off disables them; avx512 leaves the AMX of a processor unused.
     """
     if action not in (None, "build"):
         raise typer.BadParameter(f"no action {action!r}; {suggest_choices(action, ['build'])}")

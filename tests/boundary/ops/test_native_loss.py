@@ -257,18 +257,18 @@ class AmxLibrary:
 # results 0, 3 and 4 are the losses and the gradients of features and table
 @pytest.mark.parametrize("result", [0, 3, 4])
 @pytest.mark.parametrize("factor", [1.0, 1.03, torch.nan])
-@pytest.mark.parametrize("switch", ["amx", "avx512", "auto"])
-def test_amx_is_used_if_asked_for_and_right(monkeypatch, recwarn, result, factor, switch):
+@pytest.mark.parametrize("switch", ["avx512", "auto"])
+def test_amx_is_used_if_right_and_not_disabled(monkeypatch, recwarn, result, factor, switch):
     skip_without(KernelProducts.EMULATED_TILES)
     library = AmxLibrary(result, factor)
     monkeypatch.setenv("TIEWISE_KERNELS", switch)
     monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16", "amx_bf16")))
     monkeypatch.setattr(native_loss, "kernels", lambda needs="avx512": library)
-    expected = {"avx512": KernelProducts.PAIRS, "auto": None, "amx": KernelProducts.TILES if factor == 1 else None}
+    expected = {"avx512": KernelProducts.PAIRS, "auto": KernelProducts.TILES if factor == 1 else None}
     assert native_loss.bf16_products() == expected[switch]
     assert native_loss.bf16_products() == expected[switch]
     warned = [str(warning.message) for warning in recwarn if "kernel for AMX" in str(warning.message)]
-    assert len(warned) == (switch == "amx" and factor != 1)  # once in a process
+    assert len(warned) == (switch == "auto" and factor != 1)  # once in a process
     monkeypatch.setattr(native_loss, "kernels", lambda needs="avx512": None)  # no permission, or no library
     assert native_loss.bf16_products() == (KernelProducts.PAIRS if switch == "avx512" else None)
 

@@ -349,6 +349,23 @@ def test_tensors_without_memory_of_their_own_are_refused(monkeypatch):
         assert not row_loss.missing_support(parameter, torch.float32)
 
 
+def test_gradient_of_the_table_is_overwritten_by_the_first_chunk_and_zero_without_any():
+    h, w = torch.randn(4, 3).bfloat16(), torch.randn(5, 3).bfloat16()
+    slopes = torch.randn(4, 5).bfloat16()
+    needs = (True, True, False)
+    for is_single in (True, False):
+        memory = LossTensors(h, w, None, torch.zeros(4, dtype=torch.long))
+        with gpu_branch(), torch.no_grad():
+            sums = row_loss._GradientSums(memory, torch.bfloat16, needs, None, is_single=is_single)
+            sums.by_weight.fill_(torch.nan)
+            sums.add(slice(0, 4), slopes, h, w, 0.5)
+            expected = 0.5 * slopes.double().T @ h.double()
+            assert error(sums.results()[1], expected) < 1e-2
+            sums = row_loss._GradientSums(memory, torch.bfloat16, needs, None, is_single=is_single)
+            sums.by_weight.fill_(torch.nan)
+            assert not sums.results()[1].any()
+
+
 @pytest.mark.parametrize(
     ("width", "columns", "warps"), [(1, 512, 1), (512, 512, 1), (528, 1024, 2), (8192, 8192, 16), (50_304, 8192, 16)]
 )

@@ -38,7 +38,7 @@ OPTIONS = ("-std=c++20", *FAST, "-fopenmp", "-shared", "-fPIC", "-fvisibility=hi
 STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later versions keep
 DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file: the digest of all before them
 SWITCH = "TIEWISE_KERNELS"
-SWITCH_VALUES = ("auto", "off", "amx", "avx512")
+SWITCH_VALUES = ("auto", "off", "avx512")
 ELSEWHERE = "name another cache by XDG_CACHE_HOME=…"
 LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.tiewise_kernels.instruction_sets())"
 
@@ -73,15 +73,14 @@ def kernels_state(*, full: bool = True) -> str:
 def switch() -> str:
     """Return the value of TIEWISE_KERNELS.
 
-    `off` disables kernels; `amx` lets the loss use the AMX of a processor that has it; `avx512` lets it use AVX-512
-    even there.
+    `off` disables kernels; `avx512` lets the bf16 loss use AVX-512 on a processor with AMX, too.
 
     Raises:
         RunError: the variable has another value.
     """
     value = os.environ.get(SWITCH, "auto")
     if value not in SWITCH_VALUES:
-        raise RunError(f"{SWITCH}={value}", "set it to auto, off, amx or avx512")
+        raise RunError(f"{SWITCH}={value}", "set it to auto, off or avx512")
     return value
 
 

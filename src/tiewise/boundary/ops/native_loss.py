@@ -6,10 +6,12 @@ lse_i to c_i after computing lse_i. Without a soft-cap, smoothing is linear in t
     (1/V) Σ_j w_j z_ij = (scale h_i · Σ_j w_j W_j + Σ_j w_j b_j) / V
 
 If the processor has a dot product of bf16, the kernel multiplies in bf16. If it has none and torch emulates it, the
-kernel multiplies its inputs in fp32 without rounding them. On a processor with AMX, torch multiplies in bf16 unless
-TIEWISE_KERNELS is `amx` or `avx512`: the kernel for AMX is not measured on such a processor yet. With `amx`, a trial
-of `few_tokens` chooses the products for few tokens. The kernel computes products of fp32 if the trial of
-`fast_products` measured it to be no slower.
+kernel multiplies its inputs in fp32 without rounding them. On a processor with AMX it multiplies in tiles, and for few
+tokens a trial of `few_tokens` chooses the products. With TIEWISE_KERNELS=avx512 it leaves AMX alone. The kernel
+computes products of fp32 if the trial of `fast_products` measured it to be no slower.
+
+On a Xeon with 16 cores, (2048, 50304, 768) in bf16 took 0.73 of its three products in tiles, 4.47 with AVX-512 and 2.46
+by torch. No other shape was measured with AMX.
 """
 
 from __future__ import annotations
@@ -217,7 +219,7 @@ def bf16_products() -> KernelProducts | None:
     Without a dot product of bf16 the operator multiplies in fp32.
     """
     if "amx_bf16" in processor() and switch() != "avx512":
-        library = kernels("amx_bf16") if switch() == "amx" else None
+        library = kernels("amx_bf16")
         return KernelProducts.TILES if library is not None and _tiles_are_right(library) else None
     return KernelProducts.PAIRS if "avx512_bf16" in processor() else KernelProducts.FP32
 
@@ -226,7 +228,7 @@ def bf16_products() -> KernelProducts | None:
 def _tiles_are_right(library: Any) -> bool:
     """Return whether a small loss with AMX equals that with its emulation; warn if not.
 
-    The kernel was written without such a processor, so each process checks it once, in milliseconds.
+    The kernel ran on one such processor, so each process checks it once, in milliseconds.
     """
     tiles = _compute_small_loss(library, KernelProducts.TILES)
     emulated = _compute_small_loss(library, KernelProducts.EMULATED_TILES)

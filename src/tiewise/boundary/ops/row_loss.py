@@ -270,7 +270,7 @@ class _GradientSums:
             self.by_features = features.new_empty(features.shape, dtype=_result_type(features, product_dtype))
         if needs[1]:
             sum_dtype = self.weight_dtype if is_single else torch.float32
-            self.by_weight = into if into is not None else weight.new_zeros(weight.shape, dtype=sum_dtype)
+            self.by_weight = into if into is not None else weight.new_empty(weight.shape, dtype=sum_dtype)
         if needs[2]:
             assert bias is not None, "the gradient of a missing bias is never needed"
             self.by_bias = bias.new_zeros(bias.shape, dtype=torch.float32)
@@ -289,6 +289,8 @@ class _GradientSums:
         """Return the gradients of features, weight and bias; None if not needed."""
         by_weight = self.by_weight
         if by_weight is not None and self.into is None:
+            if self.is_empty:  # there was no chunk
+                by_weight.zero_()
             by_weight = by_weight.to(self.weight_dtype)
         return [self.by_features, by_weight, self.by_bias]
 
