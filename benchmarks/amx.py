@@ -1,11 +1,13 @@
 """The bf16 kernel for AMX on a processor that has it: numbers, and times next to the three products and torch.compile.
 
-python -m benchmarks.amx --out FOLDER [--minutes 2] [--dry-run]
+python -m benchmarks.amx --out FOLDER [--minutes 2.5] [--dry-run]
 
-It compiles the kernels, compares them with fp64, and measures the loss at large and small numbers of tokens, in fp32,
-on two cores, and with other constants. Each measurement is one JSON file in the folder, written at once; a later call
-with the same folder measures only what is missing. The exit code is 1 if a figure is wrong. A missed time is printed,
-and is no error. `--dry-run` emulates the tiles on tiny shapes on any processor with AVX-512 and its bf16 products.
+It compiles the kernels, compares them with fp64, and measures the loss at large and small numbers of tokens, and in
+fp32. Then it measures on two cores, next to slower computations, and with other constants. Each measurement is one JSON
+file in the folder, written at once; a later call with the same folder measures only what is missing. After `--minutes`
+no further measurement starts. Measurements on all cores share this process, because the first `torch.compile` of a
+process takes 20 s. The exit code is 1 if a figure is wrong. A missed time is printed, and is no error. `--dry-run`
+emulates the tiles on tiny shapes on any processor with AVX-512 and its bf16 products.
 To publish the figures, copy the folder to `benchmarks/results/amx` and run `python -m benchmarks.performance`.
 """
 
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.amx_numbers import list_figures
-from benchmarks.amx_times import COMPILED, KEPT, OURS, PLAIN, emulated_tiles, find_row, nothing
+from benchmarks.amx_times import COMPILED, KEPT, OURS, PLAIN, Settings, emulated_tiles, find_row, measure_into, nothing
 from benchmarks.amx_variants import VARIANTS, build_variants
 from tiewise.boundary.ops import compiled_kernels, few_tokens, native_loss
 from tiewise.boundary.ops.native_loss import KernelProducts
@@ -31,20 +35,21 @@ from tiewise.boundary.ops.native_loss import KernelProducts
 LARGE = ((2048, 50304, 768), (4096, 32000, 512), (8192, 8192, 256), (1024, 128256, 2048))
 FEW = ((512, 50304, 768), (256, 50304, 768), (128, 50304, 768), (128, 32000, 512))
 TINY = (96, 700, 64)  # of a dry run
-DRY = ("large-0", "few-0", "fp32", "two-cores-0", "variants-0")  # measurements of a dry run: one of each sort
+DRY = ("large-0", "few-0", "fp32", "two-cores-0", "rows-0", "variants-0")  # measurements of a dry run: one of each sort
 LOSS_LIMIT = 1e-5
 SLACK = 1.05  # factor of the naive computation's error; sampling moves both
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Arguments of one process of `benchmarks.amx_times`."""
+    """Arguments of one measurement by `benchmarks.amx_times`."""
 
     name: str
     shape: tuple[int, int, int]
     kind: str = "bf16"
     cores: int = 0  # 0: all
     weight: float = 1.0  # share of the time
+    has_every_row: bool = False  # slower computations, too
     with_variants: bool = False
 
 
@@ -54,6 +59,7 @@ MEASUREMENTS = (
     Measurement("fp32", LARGE[0], kind="fp32", weight=2.0),
     Measurement("two-cores-0", LARGE[0], cores=2, weight=2.0),
     Measurement("two-cores-2", LARGE[2], cores=2),
+    *(Measurement(f"rows-{i}", shape, has_every_row=True) for i, shape in enumerate(LARGE)),
     Measurement("variants-0", LARGE[0], with_variants=True, weight=1.5),
     Measurement("variants-2", LARGE[2], with_variants=True, weight=0.5),
 )
@@ -77,10 +83,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run all phases, and print the bars."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.amx", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=2.0, help="about how long all rounds may take together")
+    parser.add_argument("--minutes", type=float, default=2.5, help="after them, no further measurement starts")
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    deadline = math.inf if options.dry_run else time.monotonic() + 60 * options.minutes
     os.environ[compiled_kernels.SWITCH] = "auto"
     reason = prepare(options.dry_run)
     if reason:
@@ -88,21 +95,28 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     write(options.out / "machine.json", describe_machine())
     numbers_are_right = check_numbers(options.out / "numbers.json", options.dry_run)
-    variants = options.out.resolve() / "variants"
-    build_variants(VARIANTS[:1] if options.dry_run else VARIANTS, variants)
-    total = sum(measurement.weight for measurement in MEASUREMENTS)
-    for measurement in MEASUREMENTS:
-        if options.dry_run and measurement.name not in DRY:
+    for measurement in list_missing(options.out, options.dry_run):
+        if time.monotonic() > deadline:
+            print(f"NOT REACHED {measurement.name}", flush=True)
             continue
-        path = options.out / f"times-{measurement.name}.json"
-        if not path.exists():
-            seconds = 60 * options.minutes * measurement.weight / total
-            run_measurement(measurement, path, seconds, variants, options.dry_run)
+        seconds = 60 * options.minutes * measurement.weight / sum(other.weight for other in MEASUREMENTS)
+        run_measurement(measurement, options.out, seconds, options.dry_run)
     bars = [bar for path in sorted(options.out.glob("times-*.json")) for bar in list_bars(read(path))]
     for bar in bars:
         print(bar)
     wrong = [bar for bar in bars if not bar.is_time and not bar.value <= bar.most]
     return 0 if numbers_are_right and not wrong else 1
+
+
+def list_missing(folder: Path, dry_run: bool) -> list[Measurement]:
+    """Return the measurements without a file, in the order of their value."""
+    missing = [measurement for measurement in MEASUREMENTS if not find_path(folder, measurement).exists()]
+    return [measurement for measurement in missing if measurement.name in DRY or not dry_run]
+
+
+def find_path(folder: Path, measurement: Measurement) -> Path:
+    """Return the path of a measurement's file."""
+    return folder / f"times-{measurement.name}.json"
 
 
 def prepare(dry_run: bool) -> str:
@@ -152,18 +166,31 @@ def check_numbers(path: Path, dry_run: bool) -> bool:
     return not wrong
 
 
-def run_measurement(measurement: Measurement, path: Path, seconds: float, variants: Path, dry_run: bool) -> None:
-    """Run one measurement in a fresh process; a failure is printed and leaves no file."""
-    shape = TINY if dry_run else measurement.shape
-    command = [sys.executable, "-m", "benchmarks.amx_times", *map(str, shape), "--out", str(path)]
-    command += ["--kind", measurement.kind, "--cores", str(measurement.cores), "--seconds", str(seconds)]
+def run_measurement(measurement: Measurement, folder: Path, seconds: float, dry_run: bool) -> None:
+    """Run one measurement; a failure is printed and leaves no file."""
+    variants = None
     if measurement.with_variants:
-        command += ["--variants", str(variants)]
-    if dry_run:
-        command.append("--emulate")
-    environment = os.environ | ({"OMP_NUM_THREADS": str(measurement.cores)} if measurement.cores else {})
-    if subprocess.run(command, env=environment).returncode:
-        print(f"FAILED {measurement.name}", flush=True)
+        variants = folder.resolve() / "variants"
+        build_variants(VARIANTS[:1] if dry_run else VARIANTS, variants)
+    settings = Settings(
+        shape=TINY if dry_run else measurement.shape,
+        kind=measurement.kind,
+        cores=measurement.cores,
+        seconds=seconds,
+        variants=variants,
+        has_every_row=measurement.has_every_row,
+        emulate=dry_run,
+    )
+    path = find_path(folder, measurement)
+    try:
+        if measurement.cores:
+            environment = os.environ | {"OMP_NUM_THREADS": str(measurement.cores)}
+            command = [sys.executable, "-m", "benchmarks.amx_times", *settings.as_arguments(), "--out", str(path)]
+            subprocess.run(command, env=environment, check=True)
+        else:
+            measure_into(path, settings)
+    except Exception as error:  # the other measurements are independent of this one
+        print(f"FAILED {measurement.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
 
 
 def list_bars(record: dict[str, Any]) -> list[Bar]:

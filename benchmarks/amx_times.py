@@ -1,6 +1,6 @@
 """One measurement of `benchmarks.amx`: the loss and its peers at one shape, with some of the processor's cores.
 
-python -m benchmarks.amx_times N V D --out FILE [--kind bf16] [--cores 2] [--seconds 10] [--variants FOLDER]
+python -m benchmarks.amx_times N V D --out FILE [--kind bf16] [--cores 2] [--seconds 10] [--every-row]
 
 Rows alternate, in reversed order every other round. A ratio is a median over rounds: the row's time divided by that of
 the three bare products of the same type in the same round, which allocate their results as a loss does.
@@ -51,16 +51,46 @@ class TimedRow:
     seconds: list[float]
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Options of a measurement."""
+
+    shape: tuple[int, int, int]
+    kind: str = "bf16"
+    cores: int = 0  # 0: all
+    seconds: float = 10.0
+    variants: Path | None = None
+    has_every_row: bool = False
+    emulate: bool = False
+
+    def as_arguments(self) -> list[str]:
+        """Return the options for another process."""
+        arguments = [*map(str, self.shape), "--kind", self.kind, "--cores", str(self.cores)]
+        arguments += ["--seconds", str(self.seconds)]
+        if self.variants is not None:
+            arguments += ["--variants", str(self.variants)]
+        arguments += ["--every-row"] * self.has_every_row
+        return arguments + ["--emulate"] * self.emulate
+
+
 def main() -> None:
     """Measure one shape, and write the file."""
-    options = parse_arguments()
-    if options.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-        torch.set_num_threads(options.cores)
+    options = vars(parse_arguments())
+    path = options.pop("out")
+    settings = Settings(**options | {"shape": tuple(options["shape"])})
+    if settings.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.cores])
+        torch.set_num_threads(settings.cores)
     os.environ[SWITCH] = "auto"
-    with emulated_tiles() if options.emulate else nothing():
-        record = measure(options)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    measure_into(path, settings)
+
+
+def measure_into(path: Path, settings: Settings) -> None:
+    """Measure one shape, and write and print the results."""
+    torch._dynamo.reset()  # it compiles a function for a few shapes only
+    with emulated_tiles() if settings.emulate else nothing():
+        record = measure(settings)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(format_record(record), flush=True)
 
 
@@ -73,6 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=0, help="the process keeps to so many; without it, all")
     parser.add_argument("--seconds", type=float, default=10.0, help="about how long the rounds may take")
     parser.add_argument("--variants", type=Path, help="folder of variants to measure, too")
+    parser.add_argument("--every-row", action="store_true", dest="has_every_row", help="slower computations, too")
     parser.add_argument("--emulate", action="store_true", help="emulate the tiles; times mean nothing then")
     return parser.parse_args()
 
@@ -94,9 +125,9 @@ def emulated_tiles() -> Iterator[None]:
         yield
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Settings) -> dict[str, Any]:
     """Measure all rows in alternated rounds, and their errors in a first call that is not timed."""
-    problem = LossProblem.random(tuple(options.shape), KINDS[options.kind])
+    problem = LossProblem.random(options.shape, KINDS[options.kind])
     reference, rows = Reference(problem), list_rows(problem, options)
     errors: dict[str, dict[str, float]] = {}
     for name, row in rows.items():
@@ -113,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ratio, milliseconds = median_ratio(times, name, PRODUCTS), 1e3 * statistics.median(seconds)
         timed.append(asdict(TimedRow(name, ratio, to_compiled, milliseconds, errors.get(name), seconds)))
     return {
-        "shape": options.shape,
+        "shape": list(options.shape),
         "kind": options.kind,
         "cores": options.cores or len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
@@ -124,7 +155,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def list_rows(problem: LossProblem, options: argparse.Namespace) -> dict[str, Candidate]:
+def list_rows(problem: LossProblem, options: Settings) -> dict[str, Candidate]:
     """Return the computations of the problem's type."""
     compiled = torch.compile(plain_loss, dynamic=False, backend="eager" if options.emulate else "inductor")
     rows: dict[str, Candidate] = {
@@ -141,13 +172,15 @@ def list_rows(problem: LossProblem, options: argparse.Namespace) -> dict[str, Ca
         return rows | {"tiewise, kernel": partial(run_native_fp32, problem)}
     tiles = KernelProducts.EMULATED_TILES if options.emulate else KernelProducts.TILES
     rows[KEPT] = partial(problem.run_into, linear_cross_entropy, torch.zeros(problem.table.shape))
-    rows["tiewise, AVX-512"] = partial(run_with_products, problem, KernelProducts.PAIRS)
-    rows["tiewise, portable"] = partial(run_without_kernels, problem)
-    if len(problem.targets) <= few_tokens.FEW_TOKENS:  # otherwise this is what `tiewise` does
+    has_few_tokens = len(problem.targets) <= few_tokens.FEW_TOKENS
+    if has_few_tokens:  # otherwise this is what `tiewise` does
         rows["tiewise, AMX"] = partial(run_with_products, problem, tiles)
-    else:
+    if has_few_tokens or options.has_every_row:
+        rows["tiewise, AVX-512"] = partial(run_with_products, problem, KernelProducts.PAIRS)
+        rows["tiewise, portable"] = partial(run_without_kernels, problem)
+    if options.has_every_row:
         rows["tiewise, one chunk"] = partial(problem.run, partial(linear_cross_entropy, chunk=len(problem.targets)))
-    if options.variants:
+    if options.variants is not None:
         for name, operators in load_variants(options.variants).items():
             rows[f"variant {name}"] = partial(run_operator, problem, operators.vocabulary_loss, tiles)
         operators = native_loss.kernels()
