@@ -16,7 +16,9 @@ from tiewise.checkpoint import built_class
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.built_class import ClassQuestion, NotBuilt, ask
 from tiewise.checkpoint.loader_columns import ERROR, RANDOM_HEAD, RANDOM_TENSORS, TIED
+from tiewise.core import json_child
 from tiewise.core.json_child import NoReply
+from tiewise.core.progress import listen_to_progress
 
 QUESTION = "tiewise.checkpoint.class_load_answer"
 PLANTED = "from pathlib import Path\nPath('planted').touch()\n"  # code that must not run
@@ -58,24 +60,54 @@ def test_command_asks_class_in_child_process_and_runs_no_code_of_folder(tmp_path
 
 def test_ask_uses_cached_reply_and_does_not_cache_stopped_child(enabled, monkeypatch):
     replies = [NoReply("took longer than 60 s"), {"tensors": 3}]
-    monkeypatch.setattr(built_class, "ask_child", lambda *arguments: replies.pop(0))
+    monkeypatch.setattr(built_class, "ask_child", lambda *arguments, **options: replies.pop(0))
     stopped = ask(question())
-    assert stopped == NotBuilt("building LlamaForCausalLM without weights took longer than 60 s")
+    reason = "building LlamaForCausalLM without weights took longer than 60 s"
+    assert stopped == NotBuilt(reason, is_stopped=True)
     assert ask(question()) == {"tensors": 3}
     assert ask(question()) == {"tensors": 3}  # no reply is left
     assert replies == []
 
 
+def test_check_notes_that_a_stopped_child_left_tensors_unjudged(enabled, monkeypatch, tmp_path):
+    reply = NoReply("took more processor time than its limit")
+    monkeypatch.setattr(built_class, "ask_child", lambda *arguments, **options: reply)
+    path = llama(tmp_path / "a", tied=True)
+    (note,) = [finding for finding in check(path).findings if finding.rule == "B036"]
+    assert note.severity == "info"
+    assert note.evidence.startswith("tensors outside the embedding and head were not judged: building LlamaForCausalLM")
+    monkeypatch.setattr(built_class, "find_spec", lambda name: None)  # no library is no limit that was hit
+    assert not [finding for finding in check(path).findings if finding.rule == "B036"]
+
+
+@pytest.mark.parametrize(("limit", "value", "words"), [("MOST_SECONDS", 1, "time"), ("MOST_BYTES", 10**8, "memory")])
+def test_child_that_hits_a_limit_is_stopped_and_not_cached(enabled, monkeypatch, tmp_path, limit, value, words):
+    monkeypatch.setattr(built_class, limit, value)
+    reply = ask(question())
+    assert isinstance(reply, NotBuilt)
+    assert reply.is_stopped, reply
+    assert words in reply.reason, reply
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+def test_waiting_for_child_is_reported_every_second(enabled, monkeypatch):
+    monkeypatch.setattr(json_child, "REPORT_SECONDS", 0.2)
+    heard = []
+    with listen_to_progress(lambda name, done, total: heard.append((name, done, total))):
+        ask(question())
+    assert set(heard) == {("building LlamaForCausalLM without weights", 0, 0)}
+
+
 def test_ask_deletes_oldest_of_too_many_cached_replies(enabled, monkeypatch, tmp_path):
     monkeypatch.setattr(built_class, "MOST_CACHED", 2)
-    monkeypatch.setattr(built_class, "ask_child", lambda *arguments: {"tensors": 3})
+    monkeypatch.setattr(built_class, "ask_child", lambda *arguments, **options: {"tensors": 3})
     for width in (8, 16, 24):
         ask(question(CONFIG | {"hidden_size": width}))
     assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
 
 
 def test_ask_repairs_damaged_cache(enabled, monkeypatch, tmp_path):
-    monkeypatch.setattr(built_class, "ask_child", lambda *arguments: {"tensors": 3})
+    monkeypatch.setattr(built_class, "ask_child", lambda *arguments, **options: {"tensors": 3})
     ask(question())
     (cached,) = (tmp_path / "cache").rglob("*.json")
     cached.write_text("{")

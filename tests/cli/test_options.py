@@ -52,3 +52,13 @@ def test_progress_bar_prints_a_line_per_stage_without_terminal(capsys, monkeypat
         for stage, done in (("first", 0), ("first", 1), ("second", 3), ("first", 4), ("second", 5)):
             report_progress(stage, done, 9)
     assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_stage_without_measure_is_one_line(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(options, "LINES_AFTER", 0)
+    with options.progress_bar(False, reads=False, soon=0):
+        for _ in range(3):
+            report_progress("building X without weights", 0, 0)
+    assert capsys.readouterr().err.count("building X without weights") == 1

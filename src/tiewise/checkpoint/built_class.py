@@ -57,6 +57,7 @@ class NotBuilt:
 
     reason: str  # a clause, such as "transformers is not installed"
     is_refused: bool = False  # the class of transformers raised an error for this config, so nothing can load it
+    is_stopped: bool = False  # the child process ended without an answer: by a limit of time or memory, or by a crash
 
 
 def is_switched_off() -> bool:
@@ -92,10 +93,17 @@ def _ask_child(request: Mapping[str, Any], cached: Path | None) -> dict[str, Any
     """Return the reply of a child process, and cache it. A child that was stopped is not cached."""
     class_name = short(request["class_name"] or "the class of the config")
     limits = {"memory": MOST_BYTES, "seconds": MOST_SECONDS}
-    report_progress(f"building {class_name} without weights", 0, 1)
-    reply = ask_child(CHILD, {**request, **limits}, ChildLimits(MOST_WALL_SECONDS, MOST_REPLY))
+    stage = f"building {class_name} without weights"
+    reply = ask_child(
+        CHILD,
+        {**request, **limits},
+        ChildLimits(MOST_WALL_SECONDS, MOST_REPLY),
+        on_wait=lambda: report_progress(stage, 0, 0),
+    )
     if isinstance(reply, NoReply):
-        return NotBuilt(f"building {class_name} without weights {reply.reason}")
+        reply = {"stopped": reply.reason}
+    if "stopped" in reply:
+        return NotBuilt(f"{stage} {short(reply['stopped'], 160)}", is_stopped=True)
     _write_cached(cached, reply)
     return reply
 

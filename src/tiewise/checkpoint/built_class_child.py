@@ -16,6 +16,7 @@ from typing import Any
 
 from tiewise.core.json_child import describe_error, limit_process, read_request, write_reply
 
+OUT_OF_MEMORY = "needs more memory than its limit"
 # endings of the AutoModelFor… classes that are tried in this order if a config names no class
 AUTO_CLASSES = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
 
@@ -30,31 +31,31 @@ def main() -> None:
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to a question.
 
-    Without an answer, the result is {"refused": reason} or {"not_built": reason}.
+    Without an answer, the result is {"refused": reason}, {"not_built": reason} or, if the limits leave too little
+    memory, {"stopped": predicate}.
     """
     try:
         model = build(request["config"], request["class_name"])
     except ClassNotFoundError as error:
         return {"not_built": str(error)}
     except Exception as error:  # a config may make a class raise anything
-        key = "not_built" if _is_of_this_machine(error) else "refused"
+        if _lacks_memory(error):
+            return {"stopped": OUT_OF_MEMORY}
+        key = "not_built" if isinstance(error, ImportError | OSError) else "refused"
         return {key: describe_error(error)}
     question = import_module(request["module"])
     try:
         reply: dict[str, Any] = question.answer(model, request["argument"])
     except Exception as error:
+        if _lacks_memory(error):
+            return {"stopped": OUT_OF_MEMORY}
         return {"not_built": describe_error(error)}
     return reply
 
 
-def _is_of_this_machine(error: Exception) -> bool:
-    """Return whether an error says nothing about the config.
-
-    A package is missing, or the limits leave no memory.
-    """
-    if isinstance(error, ImportError | OSError | MemoryError):
-        return True
-    return "alloc" in str(error) or "thread" in str(error)
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether an error says nothing about the config, since the limits leave no memory."""
+    return isinstance(error, MemoryError) or "alloc" in str(error) or "thread" in str(error)
 
 
 class ClassNotFoundError(Exception):

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -237,10 +238,18 @@ def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]
     task, start = bar.add_task("", total=None), time.monotonic()
     current: tuple[str, float] | None = None
 
+    @lru_cache
+    def print_once(stage: str) -> None:
+        """Print a stage without a total, unless it was printed before."""
+        bar.console.print(stage, markup=False, highlight=False, style="dim")
+
     def show(name: str, done: float, total: float) -> None:
-        """Update the bar by one report of progress."""
+        """Update the bar by one report of progress. A stage without a total is one line."""
         nonlocal current
         if time.monotonic() - start < soon:
+            return
+        if total == 0:
+            print_once(name)
             return
         if reads and current != (name, total):  # the bar starts again for each file
             bar.reset(task)
@@ -265,6 +274,6 @@ def _stage_printer() -> ProgressListener:
         if name in printed or time.monotonic() - start < LINES_AFTER:
             return
         printed.add(name)
-        print_to_stderr(f"{name} ({100 * done / max(total, 1):.0f} %)")
+        print_to_stderr(name if total == 0 else f"{name} ({100 * done / max(total, 1):.0f} %)")
 
     return show

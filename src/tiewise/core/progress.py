@@ -22,7 +22,7 @@ _TASK: ContextVar[tuple[str, float, float] | None] = ContextVar("task", default=
 
 
 def report_progress(task: str, done: float, total: float) -> None:
-    """Report that `done` of `total` of a task is done."""
+    """Report that `done` of `total` of a task is done. A total of 0 is a wait without a measure."""
     _LISTENER.get()(task, done, total)
 
 

@@ -288,13 +288,15 @@ def _read_or_build(config: Mapping[str, Any], builds: bool) -> Architecture:
     """
     try:
         architecture = read(config)
-    except PlanError:
+    except PlanError as error:
         if not builds:
             raise
         built = count_built(config)
-        if not isinstance(built, Architecture):
-            raise
-        return built
+        if isinstance(built, Architecture):
+            return built
+        if built.is_stopped:
+            raise PlanError(f"{error.problem}, and {built.reason}", error.remedy) from None
+        raise
     is_exact = not architecture.estimated and not architecture.not_counted
     if is_exact or not builds:
         return architecture
@@ -308,6 +310,9 @@ def _count_or_keep(config: Mapping[str, Any], estimate: Architecture) -> Archite
         return built
     if built.is_refused:
         note = f"The installed transformers refuses this config: {built.reason}"
+        return replace(estimate, notes=(*estimate.notes, note))
+    if built.is_stopped:
+        note = f"The class of the installed transformers was not counted: {built.reason}."
         return replace(estimate, notes=(*estimate.notes, note))
     return estimate
 

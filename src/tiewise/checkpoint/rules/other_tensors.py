@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tiewise.checkpoint.built_class import NotBuilt
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.rules.rule import Observations, names, rule
+from tiewise.checkpoint.rules.rule import Observation, Observations, names, rule
 from tiewise.checkpoint.untrusted import short
+
+_LOAD_IT = "load it with from_pretrained on a larger machine and read which tensors it reports as newly initialised"
+_LEAVE_OUT = "add --no-build if the two ends are enough"
 
 
 @rule("B036", "error", "the class finds all its tensors outside the embedding and head")
@@ -13,11 +16,15 @@ def other_tensors(facts: Facts) -> Observations:
     """Both ends may be right, and the rest of the model may not load. A save lost some layers, a tool renamed them, or
     a false flag parted layers that share their weights, as in Zamba. transformers then draws the missing tensors at
     random, and only a warning says so. If transformers is installed, `check` builds the class without weights for this
-    config and lets it look for each tensor by name and shape. Without transformers, the rule reports nothing.
+    config and lets it look for each tensor by name and shape. Without transformers, the rule reports nothing. If the
+    class needs more than 20 s of processor time or 2 GB, a note says that only the embedding and head were judged.
     What to do: take the tensors from the checkpoint's source, or store them under the names that the class gives them.
     Sources: transformers: from_pretrained, loading_info
     """
     load = facts.class_load
+    if isinstance(load, NotBuilt) and load.is_stopped:
+        problem = f"tensors outside the embedding and head were not judged: {load.reason}"
+        yield Observation("config.json", problem, (_LOAD_IT, _LEAVE_OUT), severity="info")
     if isinstance(load, NotBuilt) or facts.foreign_layers is not None:
         return
     if facts.is_packed_for_mlx:
