@@ -64,12 +64,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 # On a machine with a GPU: PYTHON is one with torch, triton and transformers, which nothing installs. OUT gets the results.
 OUT ?= runs/gpu
 gpu:
-	mkdir -p $(OUT)
-	status=0; \
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu --out $(OUT)/checks.json || status=1; \
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_times --out $(OUT)/times.json || status=1; \
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu_rows --out $(OUT)/rows.json || status=1; \
-	exit $$status
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu --out $(OUT)
 
 clean:
 	rm -rf $(VENV) runs build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

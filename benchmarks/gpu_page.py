@@ -1,7 +1,6 @@
 """Section of `docs/dev/performance.md` about GPUs, rendered from `benchmarks/results/gpu/`.
 
-`benchmarks.gpu` writes `checks-CARD.json`, `benchmarks.gpu_times` writes `times-CARD.json`, and `benchmarks.gpu_rows`
-writes `rows-CARD.json`, which a card may lack.
+The phases of `benchmarks.gpu` write them. A card may lack `rows-CARD.json`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "gpu"
 HEAD = """## GPU
 
-`PYTHONPATH=src python -m benchmarks.gpu` checks losses, gradients, memory, synchronisations and installed models
-against fp64. `PYTHONPATH=src python -m benchmarks.gpu_times` measures the loss with both gradients beside its peers.
+`PYTHONPATH=src python -m benchmarks.gpu --out FOLDER` checks losses, gradients, memory, synchronisations and installed
+models against fp64, and measures the loss with both gradients beside its peers.
 Times are multiples of the three bare matrix products of the same type; memory is the peak above the state before.
 
 The runs below are older than today's default: their `tiewise` is now `backend="chunked"`, and their `tiewise, triton`
@@ -48,10 +47,11 @@ def read_results(path: Path) -> Record:
 def render_checks(record: Record) -> str:
     """Return one card's counts of right, wrong and skipped checks, with reasons."""
     versions, checks = record["versions"], record["checks"]
+    transformers = record.get("transformers") or versions["transformers"]
     states = [check["state"] for check in checks]
     figures = sum(len(check["figures"]) for check in checks)
     lines = [
-        f"### {record['device']}, torch {versions['torch']}, transformers {versions['transformers']}\n",
+        f"### {record['device']}, torch {versions['torch']}, transformers {transformers}\n",
         f"{states.count('right')} of {len(checks)} checks are right ({figures} figures), "
         f"{states.count('wrong')} wrong, {states.count('not run')} not run.\n",
     ]

@@ -1,29 +1,29 @@
 """Times of the parts of `backend="triton"` on a GPU: products, row kernels of several sizes, and steps by chunks.
 
-python -m benchmarks.gpu_rows [--out gpu_rows.json] [--minutes 2]
-
-The file is written after each time. A run continues the times of an existing file of the same card and torch. It stops
-after `--minutes`. Times are medians of CUDA events in milliseconds.
+It is a phase of `benchmarks.gpu`. The file is written after each time. Times are medians of CUDA events in
+milliseconds. A part that raises an error is wrong; one that needs more memory than the card has is not.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import contextlib
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from benchmarks.gpu_branch import gpu_branch
+from benchmarks.gpu_checks import Setup
+from benchmarks.gpu_record import PhaseResult, Record, describe_card, read_record, write_record
 from benchmarks.gpu_times import SHAPES, Problem, time_on_gpu
+from benchmarks.measure import time_call
 from tiewise.boundary.ops import devices, row_loss
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
 ROUNDS = 7
@@ -76,54 +76,52 @@ def make_loss(chunk: int) -> Callable[..., torch.Tensor]:
     return lambda h, w, t: linear_cross_entropy(h, w, t, backend="triton", chunk=chunk)
 
 
-def measure_milliseconds(call: Call, timed: Callable[[Call], float] = time_on_gpu) -> float:
+def measure_milliseconds(call: Call) -> float:
     """Return the median time of a call after two that do not count."""
+    timed = time_on_gpu if torch.cuda.is_available() else time_call
     times = [1e3 * timed(call) for _ in range(ROUNDS + 2)]
     return statistics.median(times[2:])
 
 
-def read_record(path: Path, head: dict[str, str]) -> dict[str, Any]:
-    """Return the record to continue: that of the file if it has the same card and torch, else an empty one."""
-    if path.exists():
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if {name: record.get(name) for name in head} == head:
-            return record
-    return {**head, "times": {}}
-
-
-def measure_parts(problem: Problem, label: str, record: dict[str, Any], path: Path, deadline: float) -> None:
+def measure_parts(problem: Problem, label: str, record: Record, path: Path, deadline: float) -> PhaseResult:
     """Measure the parts that the record lacks until the deadline, and write the file after each."""
+    result, times = PhaseResult(), record["times"]
     for part in list_parts(problem):
         name = f"{label}: {part.name}"
-        if name in record["times"] or time.monotonic() > deadline:
+        if name not in times and time.monotonic() > deadline:
+            result.missing += 1
             continue
-        try:
-            record["times"][name] = measure_milliseconds(part.call)
-        except torch.OutOfMemoryError as error:
-            record["times"][name] = str(error).splitlines()[0]
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(f"{name:64} {record['times'][name]}", flush=True)
+        if name not in times:
+            try:
+                times[name] = measure_milliseconds(part.call)
+            except torch.OutOfMemoryError as error:
+                times[name] = str(error).splitlines()[0]
+            except Exception as error:
+                result.wrong.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                continue
+            write_record(path, record)
+            print(f"{name:64} {times[name]}", flush=True)
+        result.right += 1
+    return result
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure all parts of all shapes, in the order of `SHAPES`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rows", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("gpu_rows.json"))
-    parser.add_argument("--minutes", type=float, default=2.0)
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu_rows: torch sees no GPU", file=sys.stderr)
-        return 2
-    torch.set_float32_matmul_precision("highest")
-    record = read_record(options.out, {"device": torch.cuda.get_device_name(), "torch": torch.__version__})
-    deadline = time.monotonic() + 60 * options.minutes
-    for shape in SHAPES:
-        problem = Problem.random(*shape, torch.bfloat16)
-        measure_parts(problem, " x ".join(map(str, shape)), record, options.out, deadline)
+def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
+    """Measure all parts of all shapes, in the order of `SHAPES`; nothing without triton."""
+    total = PhaseResult()
+    shapes = SHAPES if setup.on_gpu else ((setup.n, setup.v, setup.e),)
+    record = read_record(path, describe_card(setup.device))
+    record.setdefault("times", {})
+    for shape in shapes:
+        with contextlib.nullcontext() if setup.on_gpu else gpu_branch():
+            problem = Problem.random(*shape, torch.bfloat16, setup.device)
+            missing = row_loss.missing_support(LossTensors(problem.features, problem.table, None, None), torch.bfloat16)
+            if missing:
+                print(f"rows: not run, the kernel {missing}", flush=True)
+                break
+            result = measure_parts(problem, " x ".join(map(str, shape)), record, path, deadline)
+        total.right, total.missing = total.right + result.right, total.missing + result.missing
+        total.wrong += result.wrong
         del problem
-        torch.cuda.empty_cache()
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        if setup.on_gpu:
+            torch.cuda.empty_cache()
+    return total

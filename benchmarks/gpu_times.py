@@ -2,20 +2,18 @@
 
 The three products are the matrix products that any loss with its gradients needs.
 
-python -m benchmarks.gpu_times [--out gpu_times.json] [--rounds 7]
-
-Every row computes the loss and the gradients of features [N, E] and table [V, E]. Rows alternate within one run, in
-reversed order every other round. A ratio is a median over rounds: the row's time divided by that of the three products
-of the same type in the same round. Times come from CUDA events. The error next to a time is the relative distance of
-the table's gradient from fp64 for the same, rounded inputs, on the first 512 tokens.
+It is a phase of `benchmarks.gpu`. Every row computes the loss and the gradients of features [N, E] and table [V, E].
+Rows alternate within one run, in reversed order every other round. A ratio is a median over rounds: the row's time
+divided by that of the three products of the same type in the same round. Times come from CUDA events. The error next to
+a time is the relative distance of the table's gradient from fp64 for the same, rounded inputs, on the first 512 tokens.
+Ours is wrong if its error is more than twice that of the plain computation.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import contextlib
 import statistics
-import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import Candidate, alternate, median_ratio
+from benchmarks.gpu_branch import gpu_branch
+from benchmarks.gpu_checks import Setup
+from benchmarks.gpu_record import PhaseResult, describe_card, read_record, write_record
+from benchmarks.measure import Candidate, alternate, median_ratio, time_call
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
 
 SHAPES = ((8192, 32_000, 2048), (16_384, 50_304, 768), (8192, 128_256, 4096))
 PRODUCTS = "three products"
+ROUNDS = 7
+FP32_SLACK = 1e-6  # an error that fp32 sums in another order explain
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -45,6 +48,18 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Case:
+    """A shape (N, V, E) and a type."""
+
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+
+    def is_of(self, measurement: dict[str, Any]) -> bool:
+        """Return whether a measurement is of this case."""
+        return (measurement["shape"], measurement["dtype"]) == (list(self.shape), str(self.dtype)[6:])
+
+
+@dataclass(frozen=True)
 class Problem:
     """Features [N, E], table [V, E] and targets [N] on the GPU."""
 
@@ -53,12 +68,12 @@ class Problem:
     targets: Tensor
 
     @classmethod
-    def random(cls, tokens: int, vocab: int, width: int, dtype: torch.dtype) -> Problem:
+    def random(cls, tokens: int, vocab: int, width: int, dtype: torch.dtype, device: str = "cuda") -> Problem:
         """Draw a problem whose logits have a standard deviation near 1."""
-        generator = torch.Generator("cuda").manual_seed(0)
-        features = torch.randn(tokens, width, device="cuda", generator=generator).to(dtype)
-        table = (torch.randn(vocab, width, device="cuda", generator=generator) * width**-0.5).to(dtype)
-        targets = torch.randint(0, vocab, (tokens,), device="cuda", generator=generator)
+        generator = torch.Generator(device).manual_seed(0)
+        features = torch.randn(tokens, width, device=device, generator=generator).to(dtype)
+        table = (torch.randn(vocab, width, device=device, generator=generator) * width**-0.5).to(dtype)
+        targets = torch.randint(0, vocab, (tokens,), device=device, generator=generator)
         return cls(features, table, targets)
 
     def first(self, tokens: int) -> Problem:
@@ -83,8 +98,9 @@ def plain_loss(features: Tensor, table: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy((features @ table.T).float(), targets)
 
 
-def list_losses() -> dict[str, Loss]:
+def list_losses(device: str) -> dict[str, Loss]:
     """Return all implementations of the loss; a missing library fails at the first call."""
+    compiler = "inductor" if device == "cuda" else "eager"
     implementations: dict[str, Loss] = {
         "tiewise": lambda h, w, t: linear_cross_entropy(h, w, t, backend="tiewise"),
         "tiewise, chunked": lambda h, w, t: linear_cross_entropy(h, w, t, backend="chunked"),
@@ -92,7 +108,7 @@ def list_losses() -> dict[str, Loss]:
         "liger": lambda h, w, t: linear_cross_entropy(h, w, t, backend="liger"),
         "cce": lambda h, w, t: linear_cross_entropy(h, w, t, backend="cce"),
         "plain": plain_loss,
-        "torch.compile(plain)": torch.compile(plain_loss),
+        "torch.compile(plain)": torch.compile(plain_loss, backend=compiler),
     }
     built_in = getattr(F, "linear_cross_entropy", None)
     if built_in is not None:
@@ -107,12 +123,13 @@ def select_usable(losses: dict[str, Loss], problem: Problem) -> tuple[dict[str, 
         try:
             for _ in range(2):
                 problem.gradients(loss)
-            torch.cuda.synchronize()
+            float(problem.features[0, 0])  # waits for the GPU
         except Exception as error:
             reasons[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         else:
             usable_losses[name] = loss
-        torch.cuda.empty_cache()
+        if problem.features.is_cuda:
+            torch.cuda.empty_cache()
     return usable_losses, reasons
 
 
@@ -148,66 +165,78 @@ def compute_table_error(problem: Problem, loss: Loss, reference: Tensor) -> floa
     return float((gradient - reference).norm() / reference.norm())
 
 
-def measure_shape(shape: tuple[int, int, int], dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+def measure_shape(case: Case, device: str, rounds: int) -> dict[str, Any]:
     """Measure all rows of one shape and type."""
-    problem = Problem.random(*shape, dtype)
-    implementations, reasons = select_usable(list_losses(), problem)
+    problem = Problem.random(*case.shape, case.dtype, device)
+    implementations, reasons = select_usable(list_losses(device), problem)
     candidates: dict[str, Candidate] = {PRODUCTS: problem.products}
     for name, loss in implementations.items():
         candidates[name] = lambda loss=loss: problem.gradients(loss)
-    times = alternate(candidates, rounds, timed=time_on_gpu)
+    times = alternate(candidates, rounds, timed=time_on_gpu if device == "cuda" else time_call)
     reference = compute_reference_gradient(problem.first(512))
     rows = []
     for name, loss in implementations.items():
-        memory = measure_peak_megabytes(candidates[name])
+        memory = measure_peak_megabytes(candidates[name]) if device == "cuda" else 0.0
         error = compute_table_error(problem.first(512), loss, reference)
         rows.append(Row(name, median_ratio(times, name, PRODUCTS), 1e3 * statistics.median(times[name]), memory, error))
     return {
-        "shape": list(shape),
-        "dtype": str(dtype).removeprefix("torch."),
+        "shape": list(case.shape),
+        "dtype": str(case.dtype).removeprefix("torch."),
         "products_ms": 1e3 * statistics.median(times[PRODUCTS]),
         "rows": [asdict(row) for row in rows],
         "not_run": reasons,
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure all shapes and write the file after each."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_times", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("gpu_times.json"))
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu_times: torch sees no GPU", file=sys.stderr)
-        return 2
-    torch.set_float32_matmul_precision("highest")
-    record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
-        "measurements": [],
-    }
-    cases = [(shape, torch.bfloat16) for shape in SHAPES] + [(shape, torch.float32) for shape in SHAPES[:2]]
-    for shape, dtype in cases:
-        measurement = measure_shape(shape, dtype, options.rounds)
-        record["measurements"].append(measurement)
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(
-            " x ".join(map(str, shape)),
-            measurement["dtype"],
-            f"products {measurement['products_ms']:.1f} ms",
-            flush=True,
-        )
-        for row in measurement["rows"]:
-            print(
-                f"  {row['name']:24} {row['ratio']:6.2f}  {row['milliseconds']:8.1f} ms  {row['megabytes']:8.0f} MB"
-                f"  error {row['error']:.1e}",
-                flush=True,
-            )
-        for name, reason in measurement["not_run"].items():
-            print(f"  {name:24} not run: {reason}", flush=True)
-        torch.cuda.empty_cache()
-    return 0
+def list_cases(setup: Setup) -> list[Case]:
+    """Return the shapes and types to measure; on a CPU a small one."""
+    if not setup.on_gpu:
+        return [Case((setup.n, setup.v, setup.e), torch.float32)]
+    return [Case(shape, torch.bfloat16) for shape in SHAPES] + [Case(shape, torch.float32) for shape in SHAPES[:2]]
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
+    """Measure the shapes that the file lacks, until the deadline."""
+    record = read_record(path, describe_card(setup.device))
+    measured = record.setdefault("measurements", [])
+    result = PhaseResult()
+    for case in list_cases(setup):
+        measurement = next((one for one in measured if case.is_of(one)), None)
+        if measurement is None and time.monotonic() > deadline:
+            result.missing += 1
+            continue
+        if measurement is None:
+            with contextlib.nullcontext() if setup.on_gpu else gpu_branch():
+                measurement = measure_shape(case, setup.device, ROUNDS)
+            measured.append(measurement)
+            write_record(path, record)
+            print(format_measurement(measurement), flush=True)
+            if setup.on_gpu:
+                torch.cuda.empty_cache()
+        wrong = find_wrong_rows(measurement)
+        result.right += len(measurement["rows"]) - len(wrong)
+        result.wrong += wrong
+    return result
+
+
+def find_wrong_rows(measurement: dict[str, Any]) -> list[str]:
+    """Return our rows whose table gradient has more than twice the error of the plain computation."""
+    errors = {row["name"]: row["error"] for row in measurement["rows"]}
+    limit = 2 * errors["plain"]
+    if measurement["dtype"] == "float32":
+        limit += FP32_SLACK
+    case = f"{measurement['dtype']} {' x '.join(map(str, measurement['shape']))}"
+    ours = [name for name in errors if name.startswith("tiewise")]
+    wrong = [name for name in ours if not errors[name] <= limit]
+    return [f"{case}, {name}: error {errors[name]:.1e}, limit {limit:.1e}" for name in wrong]
+
+
+def format_measurement(measurement: dict[str, Any]) -> str:
+    """Return the rows of one shape and type as lines of text."""
+    shape = " x ".join(map(str, measurement["shape"]))
+    lines = [f"{shape} {measurement['dtype']} products {measurement['products_ms']:.1f} ms"]
+    for row in measurement["rows"]:
+        described = f"  {row['name']:24} {row['ratio']:6.2f}  {row['milliseconds']:8.1f} ms"
+        lines.append(f"{described}  {row['megabytes']:8.0f} MB  error {row['error']:.1e}")
+    lines += [f"  {name:24} not run: {reason}" for name, reason in measurement["not_run"].items()]
+    return "\n".join(lines)

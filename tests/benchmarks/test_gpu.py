@@ -4,51 +4,115 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from benchmarks import gpu, gpu_page
+from benchmarks import gpu, gpu_checks, gpu_page, gpu_record, gpu_rows, gpu_times
+
+
+def run(out, *arguments):
+    return gpu.main(["--device", "cpu", "--out", str(out), *arguments])
 
 
 def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys):
-    out, flag = tmp_path / "gpu.json", torch.backends.mkldnn.matmul.fp32_precision
-    assert gpu.main(["--device", "cpu", "--out", str(out)]) == 0
+    flag = torch.backends.mkldnn.matmul.fp32_precision
+    assert run(tmp_path, "--phases", "checks") == 0
     assert torch.backends.mkldnn.matmul.fp32_precision == flag  # other tests of this process rely on it
-    record = json.loads(out.read_text())
+    record = json.loads((tmp_path / "checks.json").read_text())
     states = {one["check"]: one["state"] for one in record["checks"]}
-    assert list(states) == [check.__name__ for check in gpu.CHECKS]
+    assert list(states) == [check.__name__ for check in gpu_checks.CHECKS]
     needs_gpu = {"wide_products", "memory", "cuda_graph", "other_kernels"}
     assert {name for name, state in states.items() if state != "right"} == needs_gpu
     assert all(one["why"] == "needs a GPU" for one in record["checks"] if one["state"] == "not run")
     assert sum(len(one["figures"]) for one in record["checks"]) > 500
-    assert "12 right, 4 not run" in capsys.readouterr().out
+    assert "checks: 12 right, 0 wrong, 0 not reached" in capsys.readouterr().out
 
 
-def test_main_exits_1_and_names_wrong_figure(tmp_path, capsys, monkeypatch):
-    right = gpu.linear_cross_entropy
+def make_loss_wrong(module, monkeypatch):
+    right = module.linear_cross_entropy
 
     def wrong(*given, **options):
-        return right(*given, **options) * (1.05 if options.get("reduction") == "none" else 1)
+        return right(*given, **options) * (1.05 if options.get("reduction") != "mean" else 1)
 
-    monkeypatch.setattr(gpu, "linear_cross_entropy", wrong)
-    monkeypatch.setattr(gpu, "CHECKS", (gpu.fp32_logits, gpu.autocast))
-    assert gpu.main(["--device", "cpu", "--out", str(tmp_path / "gpu.json")]) == 1
+    monkeypatch.setattr(module, "linear_cross_entropy", wrong)
+
+
+def test_wrong_check_sets_exit_code_1_and_runs_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_checks, "CHECKS", (gpu_checks.fp32_logits, gpu_checks.autocast))
+    with pytest.MonkeyPatch.context() as patch:
+        make_loss_wrong(gpu_checks, patch)
+        assert run(tmp_path, "--phases", "checks") == 1
     printed = capsys.readouterr().out
     assert "wrong    fp32_logits" in printed
     assert "bfloat16 logits=None: worst token, nats" in printed
-    assert "1 right, 1 wrong" in printed
+    assert "checks: 0 right, 2 wrong" in printed
+    monkeypatch.setattr(gpu_checks, "CHECKS", (gpu_checks.fp32_logits, gpu_checks.autocast))
+    assert run(tmp_path, "--phases", "checks") == 0  # the mended loss
+    assert run(tmp_path, "--phases", "checks") == 0
+    assert capsys.readouterr().out.count("right    ") == 2  # the last call had nothing to do
+
+
+def test_times_of_a_wrong_loss_set_exit_code_1(tmp_path, capsys, monkeypatch):
+    assert run(tmp_path / "right", "--phases", "times") == 0
+    record = json.loads((tmp_path / "right" / "times.json").read_text())
+    (measurement,) = record["measurements"]
+    names = {row["name"] for row in measurement["rows"]}
+    assert {"tiewise", "tiewise, chunked", "plain", "torch.compile(plain)"} <= names
+    monkeypatch.setattr(gpu_times, "measure_shape", None)  # nothing is measured again
+    assert run(tmp_path / "right", "--phases", "times") == 0
+    monkeypatch.undo()
+    make_loss_wrong(gpu_times, monkeypatch)
+    assert run(tmp_path / "wrong", "--phases", "times") == 1
+    assert "wrong: float32 40 x 61 x 8, tiewise: error 5.0e-02" in capsys.readouterr().out
+
+
+def test_part_that_raises_sets_exit_code_1(tmp_path, capsys, monkeypatch):
+    def fail():
+        raise RuntimeError("misaligned address")
+
+    parts = [gpu_rows.Part("good", lambda: None), gpu_rows.Part("bad", fail)]
+    monkeypatch.setattr(gpu_rows, "list_parts", lambda problem: parts)
+    monkeypatch.setattr(gpu_rows, "measure_milliseconds", lambda call: call() or 1.0)
+    monkeypatch.setattr(gpu_rows.row_loss, "missing_support", lambda tensors, product_dtype: "")
+    assert run(tmp_path, "--phases", "rows") == 1
+    assert "rows: 1 right, 1 wrong, 0 not reached" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_rows.row_loss, "missing_support", lambda tensors, product_dtype: "needs triton")
+    assert run(tmp_path, "--phases", "rows") == 0
+    assert "rows: not run, the kernel needs triton" in capsys.readouterr().out
+
+
+def test_results_that_the_time_does_not_suffice_for_are_counted(tmp_path, capsys):
+    assert run(tmp_path, "--minutes", "-1", "--phases", "times,checks") == 3
+    printed = capsys.readouterr().out
+    assert f"checks: 0 right, 0 wrong, {len(gpu_checks.CHECKS)} not reached" in printed
+    assert printed.index("checks: ") < printed.index("times: 0 right, 0 wrong, 1 not reached")
+
+
+def test_results_of_another_card_are_not_continued(tmp_path):
+    path = tmp_path / "times.json"
+    head = gpu_record.describe_card("cpu")
+    gpu_record.write_record(path, head | {"measurements": [1]})
+    assert gpu_record.read_record(path, head)["measurements"] == [1]
+    assert gpu_record.read_record(path, head | {"device": "another"}) == head | {"device": "another"}
+
+
+def test_unknown_phase_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--phases", "checks,speed")
+    assert "unknown phase 'speed'; choose from checks, times, rows" in capsys.readouterr().err
 
 
 def test_run_reports_check_that_raises_or_returns_nan_as_wrong():
-    place = gpu.Setup("cpu", 2, 3, 4)
+    place = gpu_checks.Setup("cpu", 2, 3, 4)
 
     def raises(place):
         raise RuntimeError("CUDA error: out of order")
 
-    assert gpu.run_check(raises, place).state == "wrong"
-    assert "out of order" in gpu.run_check(raises, place).why
-    assert gpu.run_check(lambda place: [gpu.Figure("x", float("nan"), 1.0)], place).state == "wrong"
-    assert gpu.run_check(lambda place: [], place).state == "wrong"
-    assert gpu.run_check(lambda place: [gpu.Figure("x", 0.0, 0.0)], place).state == "right"
+    assert gpu_checks.run_check(raises, place).state == "wrong"
+    assert "out of order" in gpu_checks.run_check(raises, place).why
+    assert gpu_checks.run_check(lambda place: [gpu_checks.Figure("x", float("nan"), 1.0)], place).state == "wrong"
+    assert gpu_checks.run_check(lambda place: [], place).state == "wrong"
+    assert gpu_checks.run_check(lambda place: [gpu_checks.Figure("x", 0.0, 0.0)], place).state == "right"
 
 
 def test_main_reports_missing_gpu_or_package_in_one_line(tmp_path, capsys, monkeypatch):

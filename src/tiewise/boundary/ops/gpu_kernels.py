@@ -16,7 +16,7 @@ a kernel in a process, for a type, a set of options and a reduction, its error a
 problem. It may be at most twice that of the plain computation in the same type (`exactness`). `auto` then times the
 exact kernels on the caller's shape.
 
-Liger's tests run under triton's interpreter, on a CPU. Both kernels ran on an H200 (`benchmarks.gpu`, `other_kernels`).
+Liger's tests run under triton's interpreter, on a CPU. Both kernels ran on an H100 and an H200 (`benchmarks.gpu`).
 """
 
 from __future__ import annotations
