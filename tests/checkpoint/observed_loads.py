@@ -1,5 +1,6 @@
 """What a loader makes of a folder, observed by loading it: transformers, mlx-lm, and the writer of GGUF files."""
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,14 @@ from safetensors import safe_open
 
 from tiewise.checkpoint import loader_columns as columns
 
+# names of two tables in a warning of transformers
+NOT_TIED = re.compile(r"specifies to tie (\S+) to (\S+), but both are present in the checkpoints with different values")
+# saved buffers that are right without a stored tensor: the class computes them from its config, never changes them, or
+# uses them only in the integer mode of I-BERT
+CONSTANT_BUFFERS = ("inv_freq", "alpha", "beta", "eps", "position_ids", "pos_idx_to_embed", "num_batches_tracked")
+CONSTANT_BUFFERS += ("diagonal_decay", "key_decay", "query_decay", "slope_rate", "final_logits_bias")
+CONSTANT_BUFFERS += ("shift", "x_min", "x_max", "act_scaling_factor", "fc_scaling_factor", "weight_scaling_factor")
+CONSTANT_BUFFERS += ("weight_integer", "bias_integer")
 RANDOM_TENSORS = "random tensors"  # parameters of the whole model besides the ends
 
 
@@ -38,7 +47,7 @@ class LoadedModel:
 
     model: Any
     missing: frozenset[str]  # keys that it initialised
-    warned: bool  # it warned that it does not tie two tables
+    apart: frozenset[str]  # tensors named by warnings that two tables are not tied
     parameters: dict[str, torch.Tensor]  # with every name of a shared one
 
 
@@ -48,9 +57,25 @@ def load_with_transformers(class_name: str, folder: Path, seed: int) -> LoadedMo
     with saved.heard() as heard, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, info = getattr(tr, class_name).from_pretrained(folder, output_loading_info=True)
-    warned = "will NOT tie them" in heard.getvalue()
+    apart = [name for pair in NOT_TIED.findall(heard.getvalue()) for name in pair]
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    return LoadedModel(model, frozenset(info["missing_keys"]), warned, parameters)
+    return LoadedModel(model, frozenset(info["missing_keys"]), frozenset(apart), parameters)
+
+
+def token_ends(model: Any) -> tuple[list[Any], Any]:
+    """Return (modules of the input tables, module of the head or None).
+
+    `get_output_embeddings` of a few classes returns None although a tie of the class names their head.
+    """
+    tables, head = saved.ends(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for target, source in (model._tied_weights_keys or {}).items():
+        is_of_table = any(parameters.get(source) is table.weight for table in tables)
+        if head is None and is_of_table and target.endswith(".weight"):
+            head = model.get_submodule(target.removesuffix(".weight"))
+    if any(head is table for table in tables):
+        head = None  # the tie is one of two input tables
+    return tables, head
 
 
 def observe_transformers(class_name: str, folder: Path) -> Observed:
@@ -59,7 +84,7 @@ def observe_transformers(class_name: str, folder: Path) -> Observed:
         first, second = (load_with_transformers(class_name, folder, seed) for seed in (0, 1))
     except Exception as error:
         return refused(error)
-    unfilled = set(first.missing)
+    unfilled = {name for name in first.missing if not _is_constant(first, name)}
     for name, values in first.parameters.items():
         if not torch.equal(values.nan_to_num(), second.parameters[name].nan_to_num()):
             unfilled.add(name)
@@ -67,9 +92,14 @@ def observe_transformers(class_name: str, folder: Path) -> Observed:
     return Observed(frozenset(words), tuple(sorted(unfilled)))
 
 
+def _is_constant(loaded: LoadedModel, name: str) -> bool:
+    """Return whether a tensor is a buffer that has the right values if no file stores it."""
+    return name not in loaded.parameters and name.rpartition(".")[2] in CONSTANT_BUFFERS
+
+
 def _broken_words(loaded: LoadedModel, unfilled: set[str]) -> Iterator[str]:
     """Yield the word of each parameter that no file fills."""
-    tables, head = saved.ends(loaded.model)
+    tables, head = token_ends(loaded.model)
     table_weights = [table.weight for table in tables]
     head_weight, head_bias = getattr(head, "weight", None), getattr(head, "bias", None)
     rows = len(table_weights[0]) if table_weights else None
@@ -85,18 +115,35 @@ def _broken_words(loaded: LoadedModel, unfilled: set[str]) -> Iterator[str]:
         elif in_layer:
             yield columns.RANDOM_LAYERS
             yield RANDOM_TENSORS
+        elif values is not None and _is_before_head(loaded.model, values):
+            yield columns.RANDOM_HEAD
         else:
             yield RANDOM_TENSORS
 
 
+def _is_before_head(model: Any, values: torch.Tensor) -> bool:
+    """Return whether a parameter is outside the body and changes the logits of tokens: a layer before the head."""
+    if model.base_model is model or any(values is of_body for of_body in model.base_model.parameters()):
+        return False
+    try:
+        outputs = model(input_ids=torch.tensor([[3, 5, 7]]))
+    except Exception:  # it needs pictures or sound as well
+        return False
+    logits = outputs.get("logits", outputs.get("prediction_logits"))
+    if logits is None:
+        return False
+    (gradient,) = torch.autograd.grad(logits.float().sum(), [values], allow_unused=True)
+    return gradient is not None
+
+
 def _word_of_ends(loaded: LoadedModel) -> str:
     """Return the outcome of a model whose parameters are all filled."""
-    tables, head = saved.ends(loaded.model)
+    tables, head = token_ends(loaded.model)
     if head is None:
         return columns.NO_HEAD
     if any(head.weight is table.weight for table in tables):
         return columns.TIED
-    if loaded.warned:
+    if any(loaded.parameters.get(name) is head.weight for name in loaded.apart):
         return columns.UNTIED_WITH_WARNING
     return columns.UNTIED
 

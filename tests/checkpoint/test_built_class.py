@@ -143,7 +143,7 @@ def test_child_says_if_class_refuses_config(config, class_name, words, is_refuse
 def test_class_of_config_without_architectures_comes_from_auto_mappings():
     from asked_classes import reply_here
 
-    reply = reply_here(ClassQuestion(CONFIG, None, QUESTION, {}))
+    reply = reply_here(ClassQuestion(CONFIG, None, QUESTION, {"tensors": {}, "dtype": None}))
     assert "lm_head.weight" in reply["missing"]
 
 

@@ -19,10 +19,16 @@ from tiewise.checkpoint.config_parts import quantisation_keys
 from tiewise.checkpoint.family_record import ClassEnds, module_of
 from tiewise.checkpoint.folder_facts import FolderFacts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE
-from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.stored import TORCH_TYPES, Stored
 
 _LOGITS_BIAS = "final_logits_bias"  # buffer of BART: it starts as zeros, and few files store it
-_LEARNED_BUFFERS = ("running_mean", "running_var")  # batch norms learn these; other buffers are constants of the class
+# buffers that training or a corpus decides; the class computes the others from its config
+_LEARNED_BUFFERS = (
+    *("running_mean", "running_var"),  # of batch norms
+    *("e_score_correction_bias", "expert_bias", "balancing_biases", "tid2eid"),  # which experts a token uses
+    "layer_scalar",  # Gemma 4
+    *("global_mean", "global_invstd"),  # of the sounds that Phi-4 was trained on
+)
 _LAYER_NUMBER = re.compile(r"(.+?)\.\d+\.")  # group 1 is the prefix before the number
 
 
@@ -47,7 +53,20 @@ class ClassFacts(FolderFacts):
         name = architecture(self.config)
         if name is None:
             return NotBuilt("config.json names no class")
-        return ask_load(self.config, name, self.folder.tensors)
+        return ask_load(self.config, name, self.folder.tensors, self._first_stored_dtype)
+
+    @property
+    def _first_stored_dtype(self) -> str | None:
+        """Return the torch type of the first floating tensor of the first file.
+
+        None without one. Names are sorted. transformers builds a class in this type if the config names none.
+        """
+        names_of_types = {short: name for name, short in TORCH_TYPES.items()}
+        first_file = self.folder.headers[min(self.folder.headers)]
+        for _, tensor in sorted(first_file.tensors.items()):
+            if tensor.dtype in names_of_types:
+                return names_of_types[tensor.dtype]
+        return None
 
     def _reason_against_asking(self) -> str | None:
         """Return why the class is not asked about its tensors; None if it may be."""

@@ -37,7 +37,11 @@ class ClassLoad:
     unexpected: tuple[str, ...]  # stored tensors that the class does not load
     mismatched: tuple[Mismatch, ...]
     failed: tuple[str, ...]  # tensors that a conversion of the stored ones does not give
-    ties: Mapping[str, str]  # {target: source} of the ties with this config
+    ties: Mapping[str, str]  # {target: source} of the ties with this config, in the order in which they are made
+    tables: tuple[str, ...]  # input tables that the class names: of the model, its encoder and its decoder
+    absent: tuple[str, ...]  # tensors of ties that no stored tensor fills
+    sources: Mapping[str, str]  # {tensor of a tie: stored tensor that is loaded into it unchanged}
+    types: Mapping[str, str]  # {tensor of a tie: its torch type after loading, such as "bfloat16"}
 
     @property
     def is_refused(self) -> bool:
@@ -45,10 +49,19 @@ class ClassLoad:
         return bool(self.mismatched or self.failed)
 
 
-def ask_load(config: Mapping[str, Any], class_name: str, tensors: Mapping[str, Stored]) -> ClassLoad | NotBuilt:
-    """Return how the class with this config loads tensors of these names and shapes."""
+def ask_load(
+    config: Mapping[str, Any], class_name: str, tensors: Mapping[str, Stored], dtype: str | None = None
+) -> ClassLoad | NotBuilt:
+    """Return how the class with this config loads tensors of these names and shapes.
+
+    Args:
+        config: content of config.json.
+        class_name: class of transformers.
+        tensors: {name: stored tensor}.
+        dtype: torch type of the model if the config names none, such as "float16".
+    """
     stored = {name: [tensor.dtype, list(tensor.shape)] for name, tensor in tensors.items()}
-    reply = ask(ClassQuestion(config, class_name, QUESTION, stored))
+    reply = ask(ClassQuestion(config, class_name, QUESTION, {"tensors": stored, "dtype": dtype}))
     if isinstance(reply, NotBuilt):
         return reply
     mismatched = []
@@ -63,4 +76,8 @@ def ask_load(config: Mapping[str, Any], class_name: str, tensors: Mapping[str, S
         tuple(mismatched),
         tuple(reply["failed"]),
         reply["ties"],
+        tuple(reply["tables"]),
+        tuple(name for name in reply["absent"] if name in reply["types"]),
+        reply["sources"],
+        reply["types"],
     )

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.class_load import ClassLoad
+from tiewise.checkpoint.class_ties import TiedTensors, tie_loaded
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.loader_columns import (
-    BROKEN,
+    DEPENDS,
     ERROR,
     NEW_BIAS,
     NO_HEAD,
@@ -18,12 +19,14 @@ from tiewise.checkpoint.loader_columns import (
     RANDOM_TENSORS,
     TIED,
     UNTIED,
+    UNTIED_WITH_WARNING,
     Loader,
     LoaderOutcome,
     outcome_of,
 )
-from tiewise.checkpoint.loader_states import from_column
+from tiewise.checkpoint.loader_states import SAME_NUMBERS, one_table_unread
 from tiewise.checkpoint.rules.rule import names
+from tiewise.checkpoint.stored import TORCH_TYPES
 from tiewise.checkpoint.untrusted import short
 
 ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
@@ -102,8 +105,65 @@ class ClassOutcome:
         """Return the outcome if every tensor is loaded or tied."""
         if self.facts.roles.headless:
             return outcome_of(self.loader, NO_HEAD)
-        by_column = from_column(self.facts, self.loader, self.flag)
-        if by_column.outcome not in BROKEN:
-            return by_column
-        is_tied = f"{self.facts.class_ends.output}.weight" in {*self.load.ties, *self.load.ties.values()}
-        return outcome_of(self.loader, TIED if is_tied else UNTIED)
+        words = {self._word_of_ends(True), self._word_of_ends(False)}
+        if words == {TIED} and self.facts.roles.unloaded_names:
+            return one_table_unread(self.facts, self.loader)
+        if words == {UNTIED_WITH_WARNING}:
+            return outcome_of(self.loader, UNTIED_WITH_WARNING, self._warning())
+        if len(words) == 1:
+            return outcome_of(self.loader, words.pop())
+        possible = " or ".join(sorted(words))
+        unknown = outcome_of(self.loader, DEPENDS, f"It depends on {SAME_NUMBERS}: {possible}.")
+        return replace(unknown, right=True)
+
+    @property
+    def _head(self) -> str:
+        """Return the head's tensor in the class."""
+        return f"{self.facts.class_ends.output}.weight"
+
+    def _word_of_ends(self, unread_are_equal: bool) -> str:
+        """Return the outcome by the ties of the class.
+
+        Args:
+            unread_are_equal: whether tensors that may not be read count as equal.
+        """
+        tied = self._tied_tensors(unread_are_equal)
+        tables = self.load.tables or tuple(f"{module}.weight" for module in self.facts.class_ends.inputs)
+        if any(tied.are_tied(self._head, table) for table in tables):
+            return TIED
+        if tied.warns_about(self._head):
+            return UNTIED_WITH_WARNING
+        return UNTIED
+
+    def _warning(self) -> str:
+        """Return a sentence on a warning about two input tables.
+
+        The result is "", the usual sentence, if it names the head.
+        """
+        tied = self._tied_tensors(unread_are_equal=False)
+        refused = [tie for tie in tied.refused if tied.has_parameter_of(tie, self._head)]
+        if any(self._head in tie for tie in refused):
+            return ""
+        target, source = (short(name) for name in refused[0])
+        return f"{target} and {source} are loaded as stored; a warning says that they differ."
+
+    def _tied_tensors(self, unread_are_equal: bool) -> TiedTensors:
+        """Return the parameters of the class after its ties."""
+
+        def is_equal(one: str, other: str) -> bool:
+            """Return whether two loaded tensors have equal numbers."""
+            are_equal = self._are_equal(one, other)
+            return unread_are_equal if are_equal is None else are_equal
+
+        return tie_loaded(self.load.ties, self.load.absent, is_equal)
+
+    def _are_equal(self, one: str, other: str) -> bool | None:
+        """Return whether two loaded tensors have equal numbers; None if they cannot be read."""
+        if one == other:
+            return True
+        tensors = self.facts.folder.tensors
+        sources = [self.load.sources.get(name, "") for name in (one, other)]
+        if not tensors.keys() >= set(sources):  # a conversion fills one of them
+            return None
+        dtype = TORCH_TYPES.get(self.load.types[one], "")
+        return self.facts.are_equal_in(tensors[sources[0]], tensors[sources[1]], dtype)

@@ -16,11 +16,13 @@ from tiewise.checkpoint.draft import DRAFT_SIZE_KEYS, Draft, is_called_draft, re
 from tiewise.checkpoint.hf_folder import Fault, json_object, recording_faults
 from tiewise.checkpoint.hub_names import is_hub_path, parse_address
 from tiewise.checkpoint.indexed_tensors import DRAFT_HEAD
-from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Stored
 from tiewise.checkpoint.table_scans import (
+    IDENTICAL,
     SAME_VALUES,
     UNRELATED,
     TableLikeness,
+    equal_in,
     likeness,
     root_mean_square,
     same_numbers,
@@ -202,6 +204,27 @@ class Facts(ClassFacts):
         """Return whether two tensors have the same bytes or the same numbers. Reads both."""
         with progress_of(f"comparing {short(a.name)}", a.nbytes):
             return same_numbers(a, b)
+
+    def are_equal_in(self, a: Stored, b: Stored, dtype: str) -> bool | None:
+        """Return whether two tensors have equal numbers once both are cast to a type. Reads both.
+
+        None if tables may not be read, or NumPy lacks one of the types.
+        """
+        if not self.scan or not {a.dtype, b.dtype, dtype} <= NUMPY.keys():
+            return None
+        ends = self.compared_ends
+        if ends is not None and {a, b} == {ends.table, ends.head} and ends.likeness.kind == IDENTICAL:
+            return not ends.likeness.nan
+        key = (a, b, dtype)
+        if key not in self._equalities:
+            with progress_of(f"comparing {short(a.name)}", a.nbytes):
+                self._equalities[key] = equal_in(a, b, dtype)
+        return self._equalities[key]
+
+    @cached_property
+    def _equalities(self) -> dict[tuple[Stored, Stored, str], bool]:
+        """Return the results of `are_equal_in`, which reads two tensors only once."""
+        return {}
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line that rewrites this checkpoint with a verb such as `tie`."""

@@ -118,6 +118,11 @@ class Folder:
         return tuple(sorted(set(self.unread.values())))
 
     @property
+    def lost_shards(self) -> tuple[str, ...]:
+        """Return the shard files in the index that are missing."""
+        return tuple(sorted(file for file in set((self.weight_map or {}).values()) if not self.has(file)))
+
+    @property
     def pickles(self) -> tuple[str, ...]:
         """Return the files with pickled or foreign weights, which are never opened."""
         return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))

@@ -26,6 +26,7 @@ from tiewise.checkpoint.stored import BITS, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
+SAME_NUMBERS = "whether table and head hold the same values"
 CANONICAL = "The class saves its shared table under the head's name: its own code decides."
 
 
@@ -101,7 +102,7 @@ def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcom
         return outcome_of(loader, DEPENDS, "Some tensors could not be read.")
     words = _possible_words(loader, flag, state)
     if words == {TIED} and facts.roles.unloaded_names:
-        return _one_table_unread(facts, loader)
+        return one_table_unread(facts, loader)
     if len(words) == 1:
         return outcome_of(loader, words.pop())
     possible = " or ".join(sorted(words))
@@ -119,7 +120,7 @@ def _cause(flag: bool | None, state: str) -> str:
         return "the flag that its own code takes"
     if state == ROUNDED:
         return "the precision in which the two are compared"
-    return "whether table and head hold the same values"
+    return SAME_NUMBERS
 
 
 def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
@@ -137,7 +138,7 @@ def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
     return words
 
 
-def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
+def one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
     """Return the outcome if one table serves both ends because the other's name is not loaded."""
     name, expected = next(iter(facts.roles.unloaded_names.items()))
     why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."

@@ -119,6 +119,27 @@ def same_numbers(a: Stored, b: Stored) -> bool:
     return not any(_differing(x, y).size for _, x, y in _spans_of_both(a, b))
 
 
+def equal_in(a: Stored, b: Stored, dtype: str) -> bool:
+    """Return whether two tensors have equal numbers in a type, as `torch.equal` compares them.
+
+    Both are cast to it. +0 equals −0, and NaN equals nothing. Progress counts the bytes of `a`.
+
+    Args:
+        a, b: tensors of types with a NumPy equivalent.
+        dtype: floating type of the format, such as "BF16".
+    """
+    if a.shape != b.shape:
+        return False
+    spans = _spans_of_both(a, b)
+    if compares_random_rows(a, b):
+        spans = iter([(0, *_RandomRows(a, b).values())])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _, x, y in spans:
+            if not np.array_equal(x.astype(NUMPY[dtype]), y.astype(NUMPY[dtype])):
+                return False
+    return True
+
+
 def _ignore_block(block: NDArray[Any]) -> None:
     """Ignore a block of bytes."""
 

@@ -9,7 +9,7 @@ from tiewise.checkpoint.class_load import ClassLoad
 from tiewise.checkpoint.class_outcome import ELSEWHERE, ClassOutcome
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
-from tiewise.checkpoint.hf_folder import SINGLE
+from tiewise.checkpoint.hf_folder import INDEX, SINGLE
 from tiewise.checkpoint.loader_columns import (
     BROKEN,
     DEPENDS,
@@ -91,6 +91,9 @@ class TransformersLoading:
         opened = self.facts.folder.opened
         if opened is None:
             return self._outcome(ERROR, f"It finds no {SINGLE} and no index of shards.")
+        lost = self.facts.folder.lost_shards
+        if opened == INDEX and lost:
+            return self._outcome(ERROR, f"The index names {short(lost[0])}, which is missing.")
         if opened.endswith((".bin", ".bin.index.json")):
             return self._outcome(DEPENDS, f"It opens {opened}, which was not read.")
         if opened.endswith(".safetensors") and opened not in self.facts.folder.headers:
