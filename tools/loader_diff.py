@@ -1,7 +1,7 @@
 """Compare `check`'s table of loaders with the loaders, on random checkpoints.
 
     python tools/loader_diff.py --minutes 10                 draw checkpoints for ten minutes
-    python tools/loader_diff.py --minutes 10 --resume FILE   continue where an earlier run with this file stopped
+    python tools/loader_diff.py --minutes 10 --out FILE      write a line per checkpoint; the same line continues
     python tools/loader_diff.py --seed 17                    run one checkpoint and print every outcome
     python tools/loader_diff.py --count 500 --families llama,gpt2 --loaders mlx-lm
 
@@ -11,7 +11,10 @@ is installed; the names and the writer of the gguf package. The outcome for the 
 that `check` prints. "not known" counts rows that say that they depend on the loader's code. gguf's reader and
 `check FILE --original FOLDER` both read the file of gguf's writer: tables, shapes and findings must agree.
 
-A disagreement is printed with its seed. Exit code 0: none; 1: at least one; 130: interrupted.
+A disagreement is printed with its seed. A line of FILE is a JSON object with the comparisons of one seed; a run with a
+file of earlier runs continues after its last seed and counts all of its lines.
+
+Exit code 0: no disagreement; 1: at least one; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "checkpoint"), str(ROOT / "tests" / "boundary")]
@@ -85,7 +89,14 @@ class Tally:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # {loader: {verdict: number}}
     disagreements: list[str] = field(default_factory=list)
 
-    def add(self, comparison: Comparison) -> None:
+    def add_checkpoint(self, seed: int, comparisons: Sequence[Comparison]) -> None:
+        """Count a checkpoint with its comparisons."""
+        self.checkpoints += 1
+        self.next_seed = seed + 1
+        for comparison in comparisons:
+            self._add(comparison)
+
+    def _add(self, comparison: Comparison) -> None:
         """Count a comparison."""
         counts = self.counts.setdefault(comparison.loader, {})
         counts[comparison.verdict] = counts.get(comparison.verdict, 0) + 1
@@ -123,7 +134,7 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="draw checkpoints for this long")
     parser.add_argument("--count", type=int, help="draw this many checkpoints")
     parser.add_argument("--seed", type=int, help="first seed; alone: the only one, printed in full")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="counts of earlier runs, read and written")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="lines of this run and of earlier ones; it grows")
     parser.add_argument("--families", help="model types to draw, separated by commas")
     parser.add_argument("--loaders", default=",".join(LOADERS), help="loaders to run (%(default)s)")
     options = parser.parse_args()
@@ -178,35 +189,50 @@ def run_many(options: argparse.Namespace, tally: Tally) -> int:
     last = tally.checkpoints + options.count if options.count is not None else float("inf")
     try:
         while time.monotonic() < stop and tally.checkpoints < last:
-            for comparison in compare(tally.next_seed, options.pools, options.loaders):
-                tally.add(comparison)
+            seed = tally.next_seed
+            comparisons = list(compare(seed, options.pools, options.loaders))
+            tally.add_checkpoint(seed, comparisons)
+            append_line(options.out, seed, comparisons)
+            for comparison in comparisons:
                 if comparison.verdict == DISAGREES:
                     print(comparison.line(), flush=True)
-            tally.next_seed += 1
-            tally.checkpoints += 1
-            write_tally(options, tally)
     except KeyboardInterrupt:
         return 130
     return int(bool(tally.disagreements))
 
 
 def read_tally(options: argparse.Namespace) -> Tally:
-    """Return the counts of the file to resume; new ones without such a file."""
-    if options.resume is not None and options.resume.exists():
-        try:
-            return Tally(**json.loads(options.resume.read_text("utf-8")))
-        except (ValueError, TypeError) as error:
-            raise SystemExit(f"{options.resume}: not a file of this tool ({error}); name another one") from None
-    return Tally(next_seed=options.seed or 0)
+    """Return the counts of the file's lines; new ones without such a file. A torn last line is removed."""
+    tally = Tally(next_seed=options.seed or 0)
+    if options.out is None or not options.out.exists():
+        return tally
+    text = options.out.read_text("utf-8")
+    complete = text[: text.rfind("\n") + 1]
+    try:
+        for line in complete.splitlines():
+            record = json.loads(line)
+            tally.add_checkpoint(record["seed"], [comparison_of(fields) for fields in record["comparisons"]])
+    except (ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"{options.out}: not a file of this tool ({error}); name another one") from None
+    if not complete and text:
+        raise SystemExit(f"{options.out}: not a file of this tool; name another one")
+    if complete != text:
+        options.out.write_text(complete, "utf-8")
+    return tally
 
 
-def write_tally(options: argparse.Namespace, tally: Tally) -> None:
-    """Write the counts, if a file was named: first aside, then renamed."""
-    if options.resume is None:
+def comparison_of(fields: dict[str, Any]) -> Comparison:
+    """Return a comparison from a record of a file."""
+    return Comparison(**fields | {"changes": tuple(fields["changes"])})
+
+
+def append_line(out: Path | None, seed: int, comparisons: Sequence[Comparison]) -> None:
+    """Append the line of a checkpoint to the file, if one was named."""
+    if out is None:
         return
-    aside = options.resume.with_name(f"{options.resume.name}.part")
-    aside.write_text(json.dumps(asdict(tally), indent=1), "utf-8")
-    os.replace(aside, options.resume)
+    record = {"seed": seed, "comparisons": [asdict(comparison) for comparison in comparisons]}
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def compare(seed: int, pools: Pools, loaders: Sequence[str]) -> Iterator[Comparison]:

@@ -125,7 +125,7 @@ def _has_flag(part: dict[str, Any]) -> bool:
     return FLAG in part or "vocab_size" in part
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)  # classes without settings fit
 def saved_class(name: str, settings: str = "{}") -> Checkpoint:
     """Return a tiny untied model of a class, as transformers saves it.
 
@@ -205,11 +205,18 @@ def _drawn_class(draw: random.Random, names: Sequence[str]) -> Checkpoint:
             return copy_of(plain)
         settings = drawn_settings(plain.config, draw)
         try:
-            other = copy_of(saved_class(name, json.dumps(settings)))
+            other = copy_of(_built_with(name, settings))
         except CannotBuildError:
             return copy_of(plain)
         other.changes.append(f"built with {settings}")
         return other
+
+
+def _built_with(name: str, settings: dict[str, Any]) -> Checkpoint:
+    """Return a saved class with settings. Only one without settings is cached."""
+    if not settings:
+        return saved_class(name)
+    return saved_class.__wrapped__(name, json.dumps(settings))
 
 
 def drawn_settings(config: dict[str, Any], draw: random.Random) -> dict[str, Any]:
