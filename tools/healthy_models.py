@@ -146,13 +146,13 @@ def class_cases() -> Iterator[Case]:
 def write_class(name: str, flag: bool | None, folder: Path) -> None:
     """Save a tiny model of a class, with the flag at every level that has it."""
     model_class = getattr(transformers, name)
-    config = _small_config(model_class)
+    config = small_config(model_class)
     if flag is not None:
         config = with_flag(config, flag)
     save(model_class, config, folder)
 
 
-def _small_config(model_class: Any) -> Any:
+def small_config(model_class: Any) -> Any:
     """Return a tiny config of a class, or its default one."""
     try:
         return with_small_ids(shrink(model_class))
@@ -271,7 +271,7 @@ def composite_cases() -> Iterator[Case]:
 def write_composite(name: str, level: str, part: str, flag: bool, folder: Path) -> None:
     """Save a tiny composite with a family as its part at a level of the config."""
     model_class = getattr(transformers, name)
-    config = _small_config(model_class)
+    config = small_config(model_class)
     record = set_flag(config.to_dict(), flag)
     for key, value in record.items():
         if key.endswith(("token_id", "token_index")) and isinstance(value, int):

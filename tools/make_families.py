@@ -35,10 +35,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "boundary"))
 from shrink import shrink  # noqa: E402
 
+from tiewise import install  # noqa: E402
+from tiewise.boundary.locate import locate  # noqa: E402
 from tiewise.boundary.tied_keys import allowed_keys  # noqa: E402
 from tiewise.checkpoint.boundary_scalars import SCALARS, WIDTHS  # noqa: E402
 from tiewise.checkpoint.claims import FLAG, POSITION, TIEWISE_TYPE, in_layer, is_foreign, model_levels  # noqa: E402
 from tiewise.checkpoint.family_record import ClassEnds  # noqa: E402
+from tiewise.core.errors import InstallError  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "families.json"
 MAPPINGS = (
@@ -50,7 +53,8 @@ MAPPINGS = (
     auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
-UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel")  # classes in no mapping: parts that Bark also saves alone
+# classes in no mapping of models with a head: parts that Bark also saves alone, and a body that stores a head
+UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel", "FSMTModel")
 # classes with a text encoder in mappings whose other classes have several codebooks
 TEXT_TO_SPEECH = ("SeamlessM4TForTextToSpeech", "SeamlessM4Tv2ForTextToSpeech", "SpeechT5ForTextToSpeech")
 TABLE_WIDTH = 24  # no other axis of a shrunk model has this size
@@ -60,6 +64,8 @@ REQUIRED = {
         "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40}
     },
 }
+PADDING_IDS = (3, 7)
+_SIZE = re.compile(r"\d rows")
 MOST_NUMBERS = 20_000_000  # parameters of a model that is built with weights and run
 CAUSAL, SEQ2SEQ = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 ABOUT = (
@@ -76,7 +82,9 @@ ABOUT = (
     "between body and head: its other names in files}; only_if, {tensor: [key of the config, value]} that the class "
     "has with this value alone; wide, {head: its width in hidden widths}; parts, {level of the config: [module, "
     "auto class]} where the model_type of the level chooses the class: lm, with a head, or body. auto, of a family: "
-    "its classes as such parts. bodies: classes without a head whose names end in LMModel."
+    "its classes as such parts. no_boundary: why tiewise.install refuses the class, which then has no factored tables. "
+    "counts_from_pad: the positions of tokens start after the id of padding. bodies: classes without a head whose "
+    "names end in LMModel."
 )
 
 
@@ -250,7 +258,90 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
         head = _head(model_class, config, model, [*inputs, output], entry["bias"])
         entry["head"] = {name: _other_names(model, name) for name in head}
         entry["only_if"] = _switches(model_class, config, [*head, *entry["bias"]])
-    return {key: value for key, value in entry.items() if value not in (None, [], {})}
+        entry["no_boundary"] = _no_boundary(model) or _refusal_of_install(model_class, config)
+    if inputs:
+        entry["counts_from_pad"] = _counts_from_pad(model_class, config)
+    return {key: value for key, value in entry.items() if value not in (None, [], {}, "", False)}
+
+
+def _no_boundary(model: Any) -> str:
+    """Return why `install` refuses a model by its modules; "" if it does not."""
+    try:
+        locate(model)
+    except InstallError as error:
+        return error.problem.removeprefix(f"{type(model).__name__}: ")
+    return ""
+
+
+def _refusal_of_install(model_class: Any, config: Any) -> str:
+    """Return why `install` refuses a model that it has run; "" if it does not.
+
+    It is empty for a class that also needs pictures or sound: `install` takes a batch of them.
+    """
+    if sum(tensor.numel() for tensor in _build(model_class, config).parameters()) > MOST_NUMBERS:
+        return ""
+    try:
+        install(model_class(config), "factored:4")
+    except InstallError as error:
+        needs_batch = "does not run on a random batch" in error.problem
+        if needs_batch or _SIZE.search(error.problem):  # numbers of rows are those of the small model
+            return ""
+        name = model_class.__name__
+        return error.problem.replace(f"Tiewise{name}", name).removeprefix(f"{name}: ")
+    except Exception:  # the class cannot be built with weights
+        return ""
+    return ""
+
+
+def _counts_from_pad(model_class: Any, config: Any) -> bool:
+    """Return whether the positions of tokens depend on the id of padding, as RoBERTa's do.
+
+    Two models with equal tensors and different ids of padding read a text without padding. The result is False for a
+    class that also needs pictures or sound.
+    """
+    record = json.loads(json.dumps(config.to_dict(), default=str))
+    if sum(tensor.numel() for tensor in _build(model_class, config).parameters()) > MOST_NUMBERS:
+        return False
+    results = []
+    tensors: dict[str, Any] = {}
+    for number in PADDING_IDS:
+        try:
+            torch.manual_seed(0)
+            model = model_class(model_class.config_class.from_dict(_with_padding(record, number))).eval()
+            tensors = tensors or model.state_dict()
+            model.load_state_dict(tensors)
+            results.append(_logits_of_text(model))
+        except Exception:
+            return False
+    return not torch.allclose(*results, equal_nan=True)
+
+
+def _with_padding(record: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a config's record with an id of padding at every level that has one."""
+    changed = {}
+    for key, value in record.items():
+        if isinstance(value, dict):
+            changed[key] = _with_padding(value, number)
+        else:
+            changed[key] = number if key == "pad_token_id" else value
+    return changed
+
+
+def _logits_of_text(model: Any) -> torch.Tensor:
+    """Return the logits of a text, which an encoder reads too."""
+    text = torch.arange(20, 28)[None]
+    extra = {"decoder_input_ids": text} if model.config.is_encoder_decoder else {}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return _logits(model(input_ids=text, use_cache=False, **extra))
+
+
+def _logits(output: Any) -> torch.Tensor:
+    """Return the logits in a model's output."""
+    logits: torch.Tensor | None = getattr(output, "logits", None)
+    if logits is None:  # of a class for pretraining
+        logits = output.prediction_logits
+    return logits
 
 
 def _part_entry(model: Any) -> dict[str, Any] | None:
@@ -264,6 +355,7 @@ def _part_entry(model: Any) -> dict[str, Any] | None:
             inputs, output = _inputs(child, inner), _name(inner, child.get_output_embeddings(), matrix=True)
             entry = {"inputs": [f"{part}.{name}" for name in inputs], "output": f"{part}.{output}"}
             both = [*entry["inputs"], entry["output"]]
+            entry["no_boundary"] = _no_boundary(model)
             return entry | {"disk": _disk(model, both, [])} | _names(model, both, [])
     sizes = [level.get("vocab_size") for _, level in model_levels(model.config.to_dict())]
     tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
@@ -478,7 +570,7 @@ def _head(model_class: Any, config: Any, model: Any, ends: list[str], biases: li
         return []
     try:
         built = model_class(config)
-        built(input_ids=torch.arange(4)[None]).logits.sum().backward()
+        _logits(built(input_ids=torch.arange(4)[None])).sum().backward()
     except Exception:  # the model also needs pictures or sound
         return []
     return [name for name in outer if built.get_parameter(name).grad is not None]

@@ -128,11 +128,27 @@ class ClassFacts(FolderFacts):
 
     @property
     def _class_rows(self) -> int | None:
-        """Return the rows of the output table, else of the input table, else of the config."""
+        """Return the rows of the output table, else of the input table, else of the config.
+
+        Of several input tables, only the one to which the class may tie its head counts.
+        """
         for table in reversed(self.roles.one_table_per_end):
-            if not self.roles.is_packed(table):
-                return table.rows
+            if self.roles.is_packed(table) or (table is self.roles.input and not self._is_input_of_head):
+                continue
+            return table.rows
         return self.text.vocab_size
+
+    @property
+    def _is_input_of_head(self) -> bool:
+        """Return whether the class may tie its head to the stored input table.
+
+        It is True as well if the class ties its head to no table.
+        """
+        ends, table = self.class_ends, self.roles.input
+        source = ends.tied.get(f"{ends.output}.weight")
+        if table is None or source is None:
+            return True
+        return ends.loaded_as(module_of(table.name)[0]) == module_of(source)[0]
 
     @cached_property
     def unloaded_input_tables(self) -> list[Stored]:

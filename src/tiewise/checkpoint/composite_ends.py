@@ -32,7 +32,7 @@ def with_other_class(ends: ClassEnds, part: PartPlace, old: ClassEnds, new: Clas
         biases=_with_part(ends.biases, prefix, inner.biases),
         positions=_with_part(ends.positions, prefix, inner.positions),
         maps=_with_part(ends.maps, prefix, inner.maps),
-        layers=_with_part(ends.layers, prefix, inner.layers),
+        layers=_layers(ends, prefix, old, new),
         head={**_outside(ends.head, prefix), **inner.head},
         only_if={**_outside(ends.only_if, prefix), **inner.only_if},
         wide={**_outside(ends.wide, prefix), **inner.wide},
@@ -50,6 +50,8 @@ def with_other_class(ends: ClassEnds, part: PartPlace, old: ClassEnds, new: Clas
         always=new.always,
         never=new.never,
         joined=new.joined,
+        no_boundary=new.no_boundary,
+        counts_from_pad=new.counts_from_pad,
     )
 
 
@@ -116,6 +118,29 @@ def _with_part(composite: Iterable[str], prefix: str, inner: Iterable[str]) -> t
     """Return a composite's names outside a part, and the names of the part's new class."""
     outside = [name for name in composite if not name.startswith(prefix)]
     return tuple(dict.fromkeys([*outside, *inner]))
+
+
+def _layers(ends: ClassEnds, prefix: str, old: ClassEnds, new: ClassEnds) -> tuple[str, ...]:
+    """Return the names before layer numbers of a composite whose part has the class `new`.
+
+    The result is empty if the names in files, which may lack the part's prefix, do not follow from the data.
+    """
+    if set(old.layers) == set(new.layers):
+        return ends.layers
+    part_module = prefix.removesuffix(".").rpartition(".")[2]
+    layers = list(_prefixed(prefix, new.layers))
+    for name in ends.layers:
+        if name.startswith(prefix):
+            continue
+        is_of_part = part_module in name.split(".")
+        old_layers = [layer for layer in old.layers if f".{name}".endswith(f".{layer}")]
+        if is_of_part and not old_layers:
+            return ()
+        if not is_of_part:
+            layers.append(name)
+        for layer in old_layers:
+            layers += [name.removesuffix(layer) + new_layer for new_layer in new.layers]
+    return tuple(dict.fromkeys(layers))
 
 
 def _outside(by_name: Mapping[str, Value], prefix: str) -> dict[str, Value]:

@@ -60,6 +60,8 @@ class ClassEnds:
     wide: Mapping[str, int] = field(default_factory=dict)  # {head: its width / hidden width}, if not 1
     # {level of the config: (module, "lm" or "body")} of parts whose class follows the level's `model_type`
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    no_boundary: str = ""  # why `install` refuses the class, so that it cannot have factored tables
+    counts_from_pad: bool = False  # the positions of tokens start after the id of padding
 
     @property
     def fixed(self) -> bool | None:

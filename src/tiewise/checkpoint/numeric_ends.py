@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tiewise.checkpoint.claims import SPEC
+from tiewise.checkpoint.claims import SPEC, architecture
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.roles import Roles
@@ -127,6 +127,10 @@ def _without_input(facts: Facts, verb: str) -> CheckpointError:
     if facts.roles.output is not None and facts.claims.tied is True:
         remedy = "tiewise repair stores the one table under the input's name"
     problem = f"no input table is stored, so {verb} has nothing to change"
+    if facts.is_without_tokens:
+        name = short(architecture(facts.config) or "its class")
+        problem = f"no table of tokens is known of {name}, so {verb} has nothing to change"
+        remedy = "change the model in transformers, and save it"
     if not facts.family.has_facts:
         problem = f"{facts.family.unknown_message}, and {problem}"
     return CheckpointError(f"{facts.path}: {problem}", remedy)
@@ -207,7 +211,10 @@ def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
     for other in copies:
         if not facts.are_equal(table, other):
             problem = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
-            raise CheckpointError(problem, "find out which copy was trained, and store only that one")
+            remedy = "find out which copy was trained, and store only that one"
+            if facts.claims.ties_others is False:
+                remedy = "keep them: only a model with one input table can have another boundary"
+            raise CheckpointError(problem, remedy)
     return copies
 
 

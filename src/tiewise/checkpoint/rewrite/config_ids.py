@@ -25,6 +25,7 @@ _KEYS = re.compile(
 # lists of [position, id] and of [ids, number] → index of the ids
 _IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}
 _GONE: Final = object()  # marks an entry whose token was dropped
+PADDING = "pad_token_id"
 MAP = "vocabulary_map"  # {text of a token: its id}, in Chameleon's and Emu3's configs
 DECODER = "added_tokens_decoder"  # {id as text: the token}, in tokenizer_config.json
 _ID_AS_TEXT = re.compile(r"[0-9]{1,18}")  # longer numbers are no ids
@@ -45,6 +46,15 @@ def id_values(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
             yield place, value
         elif not is_foreign_level(str(key)):
             yield from id_values(value, place)
+
+
+def padding_ids(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return {dotted path: id} of every id of padding in a config."""
+    ids = dict[str, int]()
+    for path, value in id_values(record):
+        if path.rpartition(".")[2] == PADDING and is_id(value):
+            ids[path] = value
+    return ids
 
 
 def replace_ids(path: str, value: Any, new_id: NewId) -> Any:

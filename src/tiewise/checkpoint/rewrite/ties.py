@@ -12,8 +12,10 @@ from tiewise.checkpoint.claims import FLAG, SPEC, TEXT_PARTS
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.end_names import BY_DATA
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.numeric_ends import (
+    TiedNames,
     find_tied_names,
     require_head,
     require_loadable_options,
@@ -296,21 +298,39 @@ def drop_tied_copies(
     for tied in find_tied_names(facts):
         if tied.representative is None:
             continue
-        _require_equal(facts, tied.representative, [other for other in tied.stored[1:] if other is not output_table])
+        representative = _bias_in_use(facts, tied)
+        if representative is None:
+            representative = tied.representative
+            _require_equal(facts, representative, [other for other in tied.stored[1:] if other is not output_table])
         drop |= stored_names & set(tied.targets)
-        if tied.representative.name != tied.source:
-            put.setdefault(tied.source, NewTensor.copy(tied.representative, name=tied.source))
+        if representative.name != tied.source:
+            put.setdefault(tied.source, NewTensor.copy(representative, name=tied.source))
     return frozenset(drop), tuple(put.values())
+
+
+def _bias_in_use(facts: Facts, tied: TiedNames) -> Stored | None:
+    """Return the bias that an untied model adds to its logits, if these names are biases.
+
+    BERT's head has a bias in its linear module and one next to it. Under a false flag it adds the former alone.
+    """
+    if facts.claims.ties_others is not False or facts.roles.output_name is None:
+        return None
+    bias = f"{module_of(facts.roles.output_name)[0]}.bias"
+    in_use = [tensor for tensor in tied.stored if tensor.name == bias]
+    return next(iter(in_use), None)
 
 
 def _require_equal(facts: Facts, source: Stored, others: Iterable[Stored]) -> None:
     """Raise if a tensor differs from the one that the class ties it to."""
     for other in others:
-        if not facts.are_equal(source, other):
-            both = f"{short(source.name)} and {short(other.name)}"
-            problem = f"{facts.path}: this class ties {both}, and the two differ"
-            remedy = "tiewise tie --keep chooses one for the head; tiewise untie keeps both"
-            raise CheckpointError(f"{problem} ({how_they_differ(source, other)})", remedy)
+        if facts.are_equal(source, other):
+            continue
+        both = f"{short(source.name)} and {short(other.name)}"
+        problem = f"{facts.path}: this class ties {both}, and the two differ ({how_they_differ(source, other)})"
+        if facts.claims.ties_others is False:
+            raise CheckpointError(problem, "keep it untied: its flag ties all of them, and --keep chooses for the head")
+        remedy = "tiewise tie --keep chooses one for the head; tiewise untie keeps both"
+        raise CheckpointError(problem, remedy)
 
 
 @dataclass(frozen=True)
@@ -386,7 +406,16 @@ def how_they_differ(a: Stored, b: Stored) -> str:
 
     `check` reports more, for example the first rows that differ.
     """
-    alike = likeness(a, b)
+    is_vector = a.shape == b.shape and len(a.shape) == 1
+    alike = likeness(_as_column(a), _as_column(b)) if is_vector else likeness(a, b)
     if alike is None:
         return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
-    return re.sub(r" \(first: [^)]*\)|, so they .*", "", difference(alike))
+    text = re.sub(r" \(first: [^)]*\)|, so they .*", "", difference(alike))
+    if is_vector:
+        return text.replace(" rows ", " numbers ")
+    return text
+
+
+def _as_column(vector: Stored) -> Stored:
+    """Return a stored vector [V] as a matrix [V, 1]."""
+    return replace(vector, shape=(*vector.shape, 1))

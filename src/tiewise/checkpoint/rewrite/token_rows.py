@@ -179,10 +179,12 @@ def notes_on_other_tables(facts: Facts, resized: set[str], rows: int, force: boo
 
 
 def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
-    """Yield a sentence for each table of unknown role that has this number of rows.
+    """Yield a sentence for each table of unknown role with this many rows or columns.
 
-    Its rows may belong to tokens. Tables in `resized` and tables of positions are skipped.
+    They may belong to tokens. Tables in `resized` and tables of positions are skipped.
     """
+    for table in head_columns(facts, rows):
+        yield f"{facts.path}: {short(table.name)}, a part of the head, has a column for each of {rows:,} tokens"
     for name, tensor in facts.folder.tensors.items():
         if len(tensor.shape) != 2 or tensor.rows != rows:
             continue
@@ -192,6 +194,15 @@ def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
             yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
 
 
+def head_columns(facts: Facts, rows: int) -> list[Stored]:
+    """Return the stored matrices of the head that have a column for each token.
+
+    MobileBERT's table is narrower than its body, and such a matrix of its head has the other columns of the table.
+    """
+    head = [facts.folder.tensors.get(facts.saved_name(name)) for name in facts.class_ends.head]
+    return [matrix for matrix in head if matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == rows]
+
+
 def _may_be_of_tokens(name: str) -> bool:
     """Return False for the name of a matrix within a layer, else True.
 
@@ -199,8 +210,8 @@ def _may_be_of_tokens(name: str) -> bool:
     """
     if not in_layer(name) or "embed" in name:
         return True
-    module = module_of(name)[0].rpartition(".")[2]
-    return "head" in module
+    modules = [part for part in module_of(name)[0].split(".") if not part.isdigit()]  # a list of heads has numbers
+    return "head" in modules[-1]
 
 
 def config_leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

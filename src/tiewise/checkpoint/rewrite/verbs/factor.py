@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX, TIEWISE_TYPE
+from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX, TIEWISE_TYPE, architecture
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import PlainEnds, find_tied_names, require_plain_ends
@@ -36,6 +36,7 @@ from tiewise.checkpoint.rewrite.plain_tables import plain_tables
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.ties import flag_changes
 from tiewise.checkpoint.rewrite.token_counts import read_counts
+from tiewise.checkpoint.rewrite.token_rows import head_columns
 from tiewise.checkpoint.rewrite.tokenizer_text import count_tokens
 from tiewise.checkpoint.rules.rule import counted, names
 from tiewise.checkpoint.stored import Stored
@@ -99,6 +100,7 @@ def factor(
     notes = list(require_plain_head(facts, "factor", force))
     ends = require_plain_ends(facts, "factor", force=force)
     _require_rank(facts, ends, rank)
+    _require_plain_modules(facts, ends)
     named = _named_class(facts)
     if text is not None:
         counts = count_tokens(facts.path, Path(text))
@@ -171,6 +173,18 @@ def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
     if most:
         remedy = f"choose a rank from 1 to {most}"
     raise CheckpointError(f"{facts.path}: rank {rank} does not make tables of {sizes} smaller", remedy)
+
+
+def _require_plain_modules(facts: Facts, ends: PlainEnds) -> None:
+    """Raise if `tiewise.load` cannot give the class factored tables."""
+    problem = facts.class_ends.no_boundary
+    if ends.output is not None and ends.output.rows != ends.input.rows:
+        problem = f"its tables have {ends.input.rows:,} and {ends.output.rows:,} rows"
+    for matrix in head_columns(facts, ends.input.rows):
+        problem = f"{short(matrix.name)}, a part of its head, has a column for each token"
+    if problem:
+        name = short(architecture(facts.config) or "its class")
+        raise CheckpointError(f"{facts.path}: {name} cannot have factored tables: {problem}", "keep its plain tables")
 
 
 @dataclass(frozen=True)

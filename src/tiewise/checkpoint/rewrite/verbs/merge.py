@@ -263,7 +263,10 @@ def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
         remedy = f"run tiewise check {facts.path}"
         yield Obstacle("it is unknown if the base is tied", remedy)
     if len(facts.roles.input_tables) > 1:
-        yield Obstacle("the base stores several input tables", "tiewise repair makes them one")
+        remedy = "tiewise repair makes them one"
+        if facts.claims.ties_others is False:  # encoder and decoder have separate tables on purpose
+            remedy = USE_PEFT
+        yield Obstacle("the base stores several input tables", remedy)
 
 
 # one module

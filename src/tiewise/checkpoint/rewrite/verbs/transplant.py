@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import require_readable_tables
-from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
-from tiewise.checkpoint.rewrite.config_ids import id_values, replace_ids
+from tiewise.checkpoint.rewrite.change import Change, Pieces, refuse, require_plain_head
+from tiewise.checkpoint.rewrite.config_ids import id_values, padding_ids, replace_ids
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import (
@@ -180,6 +180,7 @@ def transplant(
     notes += _notes_on_rest(recipe, new)
 
     configs = _with_new_ids(facts, recipe, new)
+    notes += _require_positions(facts, configs.config, force)
     notes += configs.notes()
     texts = new_folder.read(*TOKENIZER_FILES) | configs.texts
     old_files = frozenset(name for name in TOKENIZER_FILES if facts.folder.has(name))
@@ -192,6 +193,24 @@ def transplant(
         notes=(*notes, *other_notes),
         summary=_summary(recipe, new),
     )
+
+
+def _require_positions(facts: Facts, changes: Mapping[str, Any], force: bool) -> tuple[str, ...]:
+    """Raise if the new vocabulary would shift the positions of all tokens.
+
+    RoBERTa's first position is the id of padding plus one. With `force`, return the problem as a note instead.
+
+    Args:
+        changes: {dotted path in config.json: new value}.
+    """
+    if not facts.class_ends.counts_from_pad:
+        return ()
+    for path, number in padding_ids(facts.config).items():
+        new = changes.get(path, number)
+        if new != number:
+            problem = f"{facts.path}: its positions start after {path}, which would change from {number} to {new}"
+            return refuse(problem, f"give a tokenizer whose padding token is {number}", force)
+    return ()
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, json_object, open_folder
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, gather_rows
-from tiewise.checkpoint.rewrite.config_ids import id_values, renumber_config
+from tiewise.checkpoint.rewrite.config_ids import id_values, padding_ids, renumber_config
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.retained_tokens import (
@@ -104,6 +104,7 @@ def trim(
         problem = f"{facts.path}: all {len(retained_ids):,} tokens would stay"
         raise NothingToDo(problem, "give a smaller text, or a size")
     result = _TrimmedCheckpoint(facts, parts, tokenizer_file, configs, sorted(retained_ids))
+    _require_positions(facts, result.new_ids)
     notes = [_note_on_rows(required_ids)]
     if text is not None:
         notes.append(_note_on_text(result, use.counts, text))
@@ -215,6 +216,17 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     return parts.all
 
 
+def _require_positions(facts: Facts, new_ids: Mapping[int, int]) -> None:
+    """Raise if the id of padding changes and the class counts positions from it."""
+    if not facts.class_ends.counts_from_pad:
+        return
+    for path, number in padding_ids(facts.config).items():
+        new = new_ids.get(number)
+        if new != number:
+            problem = f"{facts.path}: its positions start after {path}, which would change from {number} to {new}"
+            raise CheckpointError(problem, "nothing here trims it: some ids before padding have no token")
+
+
 def _tokens_that_must_stay(
     facts: Facts, tokenizer_file: TokenizerFile, configs: Configs, keep: str | os.PathLike[str] | None
 ) -> set[int]:
@@ -235,6 +247,9 @@ def _tokens_that_must_stay(
     for name, record in configs.items():
         _require_no_vocabulary(facts.folder.path / name, record, tokenizer_file)
     required_ids = tokenizer_file.always | in_configs.keys()
+    if facts.class_ends.counts_from_pad:  # positions start after this id, so it must stay as it is
+        for number in padding_ids(facts.config).values():
+            required_ids |= {token_id for token_id in tokenizer_file.ids.values() if token_id < number}
     if keep is not None:
         required_ids |= listed_tokens(Path(keep), tokenizer_file)
     return tokenizer_file.closed(required_ids)

@@ -1,0 +1,86 @@
+"""Compare the architecture data with the classes of the installed transformers, on models with any part.
+
+A light install has only the data. Where it prints an outcome for the installed transformers, the class itself, asked
+with the same folder, must give the same outcome.
+"""
+
+import random
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from asked_classes import asking_in_this_process
+from safetensors.torch import load_file, save_file
+
+from tiewise.checkpoint import loader_columns as columns
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.loaders import predict
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+healthy_models = import_module("healthy_models")
+
+FILE = "model.safetensors"
+# outcomes of the class about tensors outside the two ends, which the data does not list
+WHOLE_MODEL = (columns.RANDOM_TENSORS, columns.RANDOM_LAYERS)
+
+
+def outcome_in_transformers(folder, builds):
+    """Return the row of the installed transformers, by the data alone or by the class."""
+    with asking_in_this_process():
+        rows = predict(Facts(open_folder(folder), builds=builds))
+    return [row for row in rows if row.loader == "transformers"][-1]
+
+
+def disagreement(folder):
+    """Return what the data and the class say of a folder if they differ; None if they agree or the data abstains."""
+    light, live = outcome_in_transformers(folder, False), outcome_in_transformers(folder, True)
+    if light.outcome in (columns.DEPENDS, live.outcome) or live.outcome in WHOLE_MODEL:
+        return None
+    return f"data: {light.outcome} ({light.sentence}); class: {live.outcome} ({live.sentence})"
+
+
+def drop_an_end(folder, draw):
+    """Remove a random tensor of the two ends from a folder; return its name, or None if there is none."""
+    roles = Facts(open_folder(folder)).roles
+    names = sorted({tensor.name for tensor in (*roles.tables, *roles.biases)})
+    tensors = load_file(folder / FILE)
+    names = [name for name in names if name in tensors]
+    if not names:
+        return None
+    name = draw.choice(names)
+    del tensors[name]
+    save_file(tensors, folder / FILE, {"format": "pt"})
+    return name
+
+
+def disagreements(case, seed, folder):
+    """Yield each disagreement on a healthy folder and on the same folder without a tensor of its ends."""
+    try:
+        case.write(folder)
+    except healthy_models.NotBuiltSmall:
+        return
+    found = disagreement(folder)
+    if found is not None:
+        yield f"{case.name}: {found}"
+    dropped = (folder / FILE).exists() and drop_an_end(folder, random.Random(seed))
+    if dropped:
+        found = disagreement(folder)
+        if found is not None:
+            yield f"{case.name} without {dropped}: {found}"
+
+
+def sampled_cases(count, seed):
+    """Return random cases: classes as they are, and composites with other parts."""
+    draw = random.Random(seed)
+    classes, composites = list(healthy_models.class_cases()), list(healthy_models.composite_cases())
+    return [*draw.sample(classes, count), *draw.sample(composites, count)]
+
+
+@pytest.mark.slow
+def test_data_agrees_with_classes(tmp_path):
+    found = []
+    for number, case in enumerate(sampled_cases(count=30, seed=5)):
+        found += disagreements(case, number, tmp_path / str(number))
+    assert found == []
