@@ -3,6 +3,7 @@
 python -m benchmarks.gpu --out FOLDER [--minutes 8] [--phases checks,times] [--device cuda|cpu]
 
     checks     losses, gradients, memory, synchronisations and installed models against fp64 (`gpu_checks`)
+    install    twelve families of models, installed and plain, over 20 steps (`gpu_install`)
     times      time, memory and error of the loss and its peers (`gpu_times`)
     rows       times of the parts of one step (`gpu_rows`)
 
@@ -25,13 +26,14 @@ from benchmarks import gpu_checks  # first: it names missing packages
 
 import torch  # isort: skip
 
-from benchmarks import gpu_rows, gpu_times
+from benchmarks import gpu_install, gpu_rows, gpu_times
 from benchmarks.gpu_checks import Setup
 from benchmarks.gpu_record import PhaseResult
 
 Phase = Callable[[Setup, Path, float], PhaseResult]
 PHASES: dict[str, Phase] = {
     "checks": gpu_checks.run_phase,
+    "install": gpu_install.run_phase,
     "times": gpu_times.run_phase,
     "rows": gpu_rows.run_phase,
 }

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks, gpu_page, gpu_record, gpu_rows, gpu_times
+from benchmarks import gpu, gpu_checks, gpu_install, gpu_page, gpu_record, gpu_rows, gpu_times
+from tiewise.boundary.ops import own_pass
 
 
 def run(out, *arguments):
@@ -50,6 +52,36 @@ def test_wrong_check_sets_exit_code_1_and_runs_again(tmp_path, capsys, monkeypat
     assert run(tmp_path, "--phases", "checks") == 0  # the mended loss
     assert run(tmp_path, "--phases", "checks") == 0
     assert capsys.readouterr().out.count("right    ") == 2  # the last call had nothing to do
+
+
+def test_installed_family_with_a_wrong_loss_sets_exit_code_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_install, "FAMILIES", {"llama": gpu_install.DECODER})
+    exact = own_pass.loss_pass
+
+    def wrong(*given):
+        losses, gradients = exact(*given)
+        return losses * (1 + 3e-5), gradients  # `install` itself refuses a change of 1e-4
+
+    monkeypatch.setattr(own_pass, "loss_pass", wrong)
+    assert run(tmp_path, "--phases", "install") == 1
+    assert "install: 0 right, 1 wrong" in capsys.readouterr().out
+    outcome = json.loads((tmp_path / "install.json").read_text())["families"]["llama"]
+    assert not outcome["why"]
+    figures = outcome["figures"]
+    assert [figure["right"] for figure in figures] == [True, False, True]  # the loss alone was wrong
+    monkeypatch.setattr(own_pass, "loss_pass", exact)
+    assert run(tmp_path, "--phases", "install") == 0
+    assert "install: 1 right, 0 wrong" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_phases_run_on_a_cpu_in_90_seconds(tmp_path, capsys):
+    start = time.monotonic()
+    assert run(tmp_path) == 0
+    assert time.monotonic() - start < 90
+    printed = capsys.readouterr().out
+    assert "install: 12 right, 0 wrong, 0 not reached" in printed
+    assert [name for name in gpu.PHASES if f"\n{name}: " not in printed] == []
 
 
 def test_times_of_a_wrong_loss_set_exit_code_1(tmp_path, capsys, monkeypatch):
@@ -99,7 +131,7 @@ def test_results_of_another_card_are_not_continued(tmp_path):
 def test_unknown_phase_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path, "--phases", "checks,speed")
-    assert "unknown phase 'speed'; choose from checks, times, rows" in capsys.readouterr().err
+    assert "unknown phase 'speed'; choose from checks, install, times, rows" in capsys.readouterr().err
 
 
 def test_run_reports_check_that_raises_or_returns_nan_as_wrong():
