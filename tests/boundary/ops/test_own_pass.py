@@ -47,6 +47,16 @@ def test_row_kernel_is_compared_once_and_then_used(row_passes):
     assert len(row_passes) == 5
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_first_use_may_be_an_evaluation_or_under_autocast(row_passes, mode):
+    h, w, t = draw()
+    with warnings.catch_warnings(), mode():
+        warnings.simplefilter("error")
+        loss = linear_cross_entropy(h, w, t, softcap=30.0)
+    assert error(loss, oracle(h, w, t, softcap=30.0)) < 1e-2
+    assert row_passes == [64, 70]
+
+
 def test_into_is_passed_on(row_passes):
     h, w, t = draw()
     into = torch.zeros_like(w)

@@ -30,6 +30,7 @@ Needs = tuple[bool, ...]  # whether each gradient is needed: of features, weight
 BackendPass = Callable[..., tuple[Tensor, Gradients]]
 
 
+@torch.inference_mode(mode=False)  # the caller may evaluate, and gradients are compared too
 def measure_excess(
     candidate: BackendPass, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype
 ) -> float:

@@ -258,6 +258,7 @@ class _Trial:
         return milliseconds, _sketch_table(results)
 
 
+@torch.inference_mode(mode=False)  # the caller may evaluate, and gradients are computed too
 def run_trial(
     candidates: Candidates,
     options: LossOptions,
