@@ -173,7 +173,11 @@ def test_models_row_of_pythia_70m_has_its_sizes_shares_and_status(tiewise):
     ("chosen", "names"),
     [
         ("--tied --family=gemma --min-vocab=262000 --max-size=5 --sort=size", "gemma-3-270m gemma-3-1b gemma-3-4b"),
-        ("--untied --min-size 600 --sort=name", "deepseek-v3 kimi-k2"),
+        (
+            "--untied --min-size 600 --sort=name",
+            "deepseek-r1 deepseek-v3 deepseek-v3.1 deepseek-v3.2 deepseek-v4-pro "
+            "glm-5 glm-5.1 glm-5.2 kimi-k2 kimi-k2.5 kimi-k2.6",
+        ),
     ],
 )
 def test_models_filters_and_sorts_rows(tiewise, chosen, names):

@@ -189,7 +189,7 @@ PLAN = {
     "--like=gpt2 --plot=no/such/plan.html": "choose another place with --plot",
     "--like=gpt2 --vocab=many": "--vocab",
     "--vocab=10 --width=4 --layers=1 --build": "--build has no config to build",
-    "--like=gemma-4-26b --build": "--build has no config to build",
+    "--like=gemma-4-e2b --build": "--build has no config to build",
     "empty.json --build": "cannot build a config without model_type",
 }
 CHECKPOINTS = {

@@ -166,16 +166,18 @@ def test_notes_recommend_gathering_or_keeping_the_tables():
         assert not any("FSDP over" in line for line in notes_of("gpt2", ["tied"], None, alone))
 
 
-def test_notes_name_every_unknown_fact():
+def test_notes_name_every_unknown_fact(monkeypatch):
     about = model_in_words(plan("opt-350m").record())
     assert about == "opt-350m: vocabulary 50,272, width 1,024, tables of width 512, 24 layers; as it is: tied"
     assert "sharing all" in model_in_words(plan("albert-base-v2").record())
     assert any("only matrices are counted" in line for line in notes_of(Sizes(1000, 64, 2)))
-    assert any("gives 31 billion parameters" in line for line in notes_of("gemma-4-31b"))
     assert any("No source says whether" in line for line in notes_of("starcoder2-15b"))
     assert not any("catalogue" in line or "No source" in line for line in notes_of("gpt2"))
     other = replace(plan(Sizes(1000, 64, 2)), name="gpt2").record()["notes"]
     assert "The catalogue gives gpt2 124,439,808 parameters; this plan estimates 162 k." in other
+    named = replace(catalogue.find("gemma-4-e2b"), name="acme-31b")  # a row without a config
+    monkeypatch.setattr(catalogue, "models", lambda: (named,))
+    assert any("gives 31 billion parameters" in line for line in notes_of("acme-31b"))
 
 
 def test_plan_counts_a_schedule_at_its_first_step():

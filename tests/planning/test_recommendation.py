@@ -38,7 +38,7 @@ def measured(*signs):
 
 def test_plan_of_sizes_begins_with_the_saving_and_the_neighbours():
     lines = repr(plan(Sizes(128_000, 1024, 16, heads=16))).splitlines()
-    first = "Tie: saves 131 M of 463 M parameters (28 %). The 6 nearest public models all tie."
+    first = "Tie: saves 131 M of 463 M parameters (28 %). 5 of the 6 nearest public models tie."
     assert lines[:2] == [first, UNMEASURED]
 
 
@@ -98,17 +98,19 @@ def test_saving_names_the_total_only_if_it_is_counted():
 
 def test_agreeing_neighbours_predict_a_public_model_better_than_divided_ones():
     """Count by hand what `DISSENT` rests on: each model against its neighbours, itself left out."""
-    right = {True: [], False: []}
+    right, sizes = {True: [], False: []}, set()
     for model in catalogue.models():
-        if model.vocab is None or model.tied is None:
+        choice = (model.vocab, model.width, model.layers, model.tied)
+        if None in choice or choice in sizes:
             continue
+        sizes.add(choice)
         choices = [row.tied for row in catalogue.neighbours(model.vocab, model.width, model.layers, but=(model.name,))]
         ties, unties = choices.count(True), choices.count(False)
         if ties != unties:
             right[min(ties, unties) <= 1].append(model.tied == (ties > unties))
         assert (choice_of_neighbours(choices) != MIXED) == (min(ties, unties) <= 1 < max(ties, unties))
-    assert (len(right[True]), sum(right[True])) == (70, 55)
-    assert (len(right[False]), sum(right[False])) == (30, 18)
+    assert (len(right[True]), sum(right[True])) == (62, 47)
+    assert (len(right[False]), sum(right[False])) == (44, 31)
 
 
 def test_sentence_about_neighbours_names_an_unknown_choice():

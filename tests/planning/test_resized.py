@@ -7,8 +7,8 @@ import pytest
 from tiewise.core.errors import PlanError
 from tiewise.planning import catalogue
 from tiewise.planning.plan import plan
-from tiewise.planning.read_config import Sizes
-from tiewise.planning.resized import Growth, config_like, growth
+from tiewise.planning.read_config import Sizes, read
+from tiewise.planning.resized import Growth, config_like, growth, resize_config
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,10 @@ def test_growth_of_a_malformed_config_fails_as_plan_does(key, value):
             growth(config)
     else:
         assert growth(config) is None or growth(config).sizes["vocab"] == 100
+
+
+def test_resized_config_has_no_alias_of_a_changed_key():
+    config = {"model_type": "gpt2", "hidden_size": 64, "num_hidden_layers": 2, "n_head": 4, "vocab_size": 90}
+    resized = resize_config(config, {"width": 32, "layers": 3})
+    assert (read(resized).width, read(resized).layers) == (32, 3)
+    assert config["hidden_size"] == 64

@@ -1,9 +1,10 @@
 """Public language models: vocabulary, width, depth, tying, and how far each was checked.
 
 `data/models.json` has one model a line. A model's `config` has the sizes of its class under transformers' keys, so that
-the model can be planned like it. `parameters` is the count of transformers 5.23 when it builds that config on the meta
-device, with the token head and without vision or audio towers. `class_default` names the figures that equal the
-default of transformers' config class, if all three sizes do.
+the model can be planned like it. `config_source` says where these were read: repository of GitHub, path and commit; or
+a class default of transformers; or "memory" for values that nobody looked up. `parameters` is the count of
+transformers 5.23 when it builds that config on the meta device, with the token head and without vision or audio
+towers. `class_default` names the figures that equal the default of transformers' config class, if all three sizes do.
 
 The catalogue copies published figures. `BETTER` says so next to every table of its models.
 """
@@ -187,9 +188,10 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
     The distance is √(ln²(V/V') + ln²(D/D') + ln²(L/L')). A factor counts the same in each of the three, up or down:
     twice the vocabulary is as far as twice the depth. V, D and L decide the size of a table compared with the body; the
     count of all parameters follows from them. Models named in `but` and models without a vocabulary are left out. If L
-    is unknown (None, 0), its term is left out too.
+    is unknown (None, 0), its term is left out too. Of models with equal V, D, L and tying only the first counts: later
+    versions of one model are not further evidence.
     """
-    skipped = set(but)
+    excluded = distinct(model for model in models() if model.name in set(but))
 
     def distance(model: Model) -> float:
         """Return the distance of `model` from the sizes."""
@@ -198,8 +200,17 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
         pairs = ((model.vocab, vocab), (model.width, width), (model.layers, depth))
         return math.hypot(*(math.log(theirs / ours) for theirs, ours in pairs))
 
-    candidates = [model for model in models() if model.vocab and model.name not in skipped]
+    with_vocab = (model for model in models() if model.vocab)
+    candidates = [model for model in distinct((*excluded, *with_vocab)) if model not in excluded]
     return sorted(candidates, key=distance)[:count]
+
+
+def distinct(listed: Iterable[Model]) -> list[Model]:
+    """Return the first of all models with equal V, D, L and tying, in their order."""
+    by_choice: dict[tuple[int | None, int, int, bool | None], Model] = {}
+    for model in listed:
+        by_choice.setdefault((model.vocab, model.width, model.layers, model.tied), model)
+    return list(by_choice.values())
 
 
 def _normalise_name(name: str) -> str:

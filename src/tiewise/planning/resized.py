@@ -121,10 +121,16 @@ def resize_config(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[s
         for key in KEYS[name]:
             written = keys.names.get(key, key)
             if written in config or written in keys.defaults or key in keys.names:
+                changed = _without_aliases(changed, keys.names, written)
                 changed[written] = value
         if name == "width" and config.get("word_embed_proj_dim") == config.get("hidden_size"):
             changed["word_embed_proj_dim"] = value  # OPT's tables stay as wide as the model, if they were
     return changed
+
+
+def _without_aliases(config: Mapping[str, Any], names: Mapping[str, str], written: str) -> dict[str, Any]:
+    """Return a config without other names of a key, whose value the class would use instead."""
+    return {key: value for key, value in config.items() if names.get(key) != written}
 
 
 def config_like(name: str, **sizes: int) -> dict[str, Any]:

@@ -105,10 +105,16 @@ function nextFrom(start, step, fits) {
   return at;
 }
 
-/** Find the catalogue's nearest models by √(ln²(V/V') + ln²(D/D') + ln²(L/L')), smallest first. */
+/**
+ * Find the catalogue's nearest models by √(ln²(V/V') + ln²(D/D') + ln²(L/L')), smallest first.
+ * Of models with equal sizes and tying only the first counts.
+ */
 export function neighbours(at, but) {
   const away = ([, V, D, L]) => Math.hypot(Math.log(V / at.V), Math.log(D / at.D), Math.log(L / at.L));
-  return facts.counts.models.filter(([name]) => name !== but)
+  const { models } = facts.counts, choice = ([, V, D, L, tied]) => [V, D, L, tied].join();
+  const counted = new Set(models.filter(([name]) => name === but).map(choice));
+  const isNew = (row) => !counted.has(choice(row)) && Boolean(counted.add(choice(row)));
+  return models.filter(isNew)
     .map((row) => [away(row), row])
     .sort(([a], [b]) => a - b)
     .slice(0, 6)
