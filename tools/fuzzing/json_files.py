@@ -130,7 +130,7 @@ def _near(value: Any, rng: Random, words: Sequence[str]) -> Any:
         return not value
     if isinstance(value, int):
         return rng.choice(
-            (value + 1, value - 1, -value, value * 2, value // 2, float(min(value, HUGE)), str(value)[:40])
+            (value + 1, value - 1, -value, value * 2, value // 2, float(max(-HUGE, min(value, HUGE))), str(value)[:40])
         )
     if isinstance(value, str):
         at = rng.randrange(len(value) + 1)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+from typing import Any
 
 from fuzzing import seeds
 from fuzzing.gguf_files import mutate_gguf
-from fuzzing.json_files import mutate_json, mutate_safetensors
+from fuzzing.json_files import mutate_json, mutate_safetensors, parts_of
 from fuzzing.memory import MemorySource, folder_of
 from fuzzing.protocol_buffers import mutate_message
 from tiewise.checkpoint.adapter import WEIGHTS, open_adapter
@@ -76,9 +77,19 @@ def require_plain(audit: Audit) -> None:
     """Raise an AssertionError unless the audit is JSON and each of its texts fits on one line."""
     json.dumps(audit.record(), allow_nan=False)
     for finding in audit.findings:
-        for text in (finding.where, finding.evidence, *finding.fixes):
-            if not text.isprintable():
-                raise AssertionError(f"{finding.rule} prints {text!r}")
+        require_printable((finding.where, finding.evidence, *finding.fixes))
+
+
+def require_printable(texts: Iterable[str]) -> None:
+    """Raise an AssertionError if a text has a line break, a control sequence or half a surrogate pair."""
+    for text in texts:
+        if not text.isprintable():
+            raise AssertionError(f"a text for the terminal is {text!r}")
+
+
+def texts_of(record: Any) -> list[str]:
+    """Return all texts of a JSON value, without the keys."""
+    return [holder[key] for holder, key in parts_of(record) if isinstance(holder[key], str)]
 
 
 @cache
@@ -146,7 +157,9 @@ def _config(data: bytes) -> None:
         require_plain(check_opened(folder))
     read(facts.config)
     if is_drawn(data):
-        json.dumps(plan(facts.config).record(), allow_nan=False)
+        record = plan(facts.config).record()
+        json.dumps(record, allow_nan=False)
+        require_printable(texts_of(record))
 
 
 def _tokenizer(data: bytes) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class TiewiseError(Exception):
-    """Base of all errors that a user can cause.
+    """Base of all errors that a user can cause. Every character of the message is printable.
 
     Args:
         problem: what is wrong, and where.
@@ -22,9 +22,9 @@ class TiewiseError(Exception):
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(f"{problem}; {remedy}" if remedy else problem)
-        self.problem = problem
-        self.remedy = remedy
+        self.problem = to_printable(problem)
+        self.remedy = to_printable(remedy)
+        super().__init__(f"{self.problem}; {self.remedy}" if remedy else self.problem)
 
 
 def similar_names(name: object, supported: Iterable[str], count: int = 3) -> list[str]:
@@ -134,16 +134,13 @@ def to_printable(text: str) -> str:
 class CheckpointError(TiewiseError, ValueError):
     """A checkpoint that cannot be read, or must not be rewritten as requested.
 
-    It may also concern one file of a checkpoint. Every character of the message is printable.
+    It may also concern one file of a checkpoint.
 
     >>> import tiewise
     >>> tiewise.check("no-such-folder")
     Traceback (most recent call last):
     tiewise.core.errors.CheckpointError: ...
     """
-
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(to_printable(problem), to_printable(remedy))
 
 
 def require_path(call: str, source: object) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiewise.checkpoint import families
-from tiewise.core.errors import PlanError
+from tiewise.core.errors import PlanError, to_printable
 from tiewise.core.written_options import written_option
 from tiewise.planning.architecture import TokenTables
 
-# Larger sizes are refused as mistakes; a plan of more layers would take minutes.
-MOST, MOST_LAYERS = 10**12, 10_000
+# Larger sizes are refused as mistakes; a plan of 10,000 layers takes several seconds.
+MOST, MOST_LAYERS = 10**12, 2_000
 GENERIC, UNNAMED = "generic decoder", "unknown"  # family names for bare sizes, and for a config without model_type
 NEEDED_SIZES = ("vocab", "width", "layers")  # sizes that a plan without a config needs
 # Keys that are no target of an alias in their class: a value under the usual key does not replace theirs.
@@ -38,7 +38,7 @@ def saved_class(values: Mapping[str, Any]) -> str:
     """Return the class name in a config's `architectures`; "" if it names none."""
     match values.get("architectures"):
         case [str(name), *_]:
-            return name
+            return to_printable(name)
     return ""
 
 
@@ -109,6 +109,10 @@ class Config:
             return otherwise
         if value is None:
             raise self._missing(key)
+        return self.require_size(key, value, least)
+
+    def require_size(self, key: str, value: Any, least: int = 1) -> int:
+        """Return a value of `key`. Raise PlanError unless it is a whole number of at least `least`."""
         counts_layers = "layer" in key and "per_layer" not in key
         most = MOST_LAYERS if counts_layers else MOST
         if not is_integer(value) or not least <= value <= most:

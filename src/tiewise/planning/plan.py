@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
 from tiewise.checkpoint.untrusted import read_json
 from tiewise.core import Late
-from tiewise.core.errors import PlanError
+from tiewise.core.errors import PlanError, to_printable
 from tiewise.core.measurement import rounded
 from tiewise.core.result import PrintedResult, Row
 from tiewise.core.sharing_spec import SharingSpec
@@ -272,7 +272,7 @@ def resolve_model(model: ModelSource, builds: bool = False) -> tuple[str, Archit
         path = checkpoint_path(model)
         return str(path), _read_or_build(read_config_file(path), builds)
     if isinstance(model, Mapping):
-        name = str(model.get("_name_or_path") or model.get("model_type") or "config")
+        name = to_printable(str(model.get("_name_or_path") or model.get("model_type") or "config"))
         return name, _read_or_build(model, builds)
     if isinstance(model, catalogue.Model):
         return model.name, _architecture_of_listed(model)

@@ -14,6 +14,7 @@ from typing import Any
 from tiewise.checkpoint.claims import read_claims
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import Family
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import (
     AppliedLayers,
@@ -60,7 +61,7 @@ def _read(values: Mapping[str, Any]) -> Architecture:
     nested = values.get("text_config")
     if isinstance(nested, Mapping):
         return _read_nested(values, nested)
-    config = Config(values, str(values.get("model_type") or UNNAMED)[:60])
+    config = Config(values, short(values.get("model_type") or UNNAMED))
     std, scale = initial_scales(config)
     reader = reader_for(config.record) or _estimate
     architecture, tables = reader(config), count_other_tables(config)

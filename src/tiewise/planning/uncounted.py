@@ -15,6 +15,7 @@ from typing import Any
 
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import Family
+from tiewise.core.errors import to_printable
 from tiewise.planning.config import LANGUAGE_HEADS, saved_class
 
 # Name of a part → how configs name its sizes.
@@ -49,15 +50,15 @@ def uncounted_parts(config: Mapping[str, Any], record: Family) -> tuple[str, ...
         parts.append(f"layers of several kinds ({kinds[0]})")
     if not parts and record.has_uncounted_parts:
         parts.append(f"parts of a layer of {record.model_type} other than attention and ffn matrices")
-    return tuple(parts)
+    return tuple(map(to_printable, parts))
 
 
 def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts next to the text model of a config that nests it."""
     keys = [key for key in _matching_keys(TOWER, config) if _describes_part(config[key])]
     if not keys:
-        return (f"parts of {config.get('model_type', 'the model')} outside text_config",)
-    return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in keys)
+        return (to_printable(f"parts of {config.get('model_type', 'the model')} outside text_config"),)
+    return tuple(to_printable(f"{key.removesuffix('_config')} tower ({key})") for key in keys)
 
 
 def _matching_keys(names: re.Pattern[str], keys: Iterable[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """Helpers for tests of verbs: tiny saved models, verbs in a child process, and hashes of folders."""
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -10,12 +9,14 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from tests.boundary.tiny_models import FAMILIES, V, build
+from tests.checkpoint.rewrite.rewrite_hashes import hash_files, hash_without_times
 
 from tiewise.checkpoint.stored import read_header
 
 SHARING = ("t5", "t5_v11", "bart", "marian", "bert", "roberta")
 
-__all__ = ["FAMILIES", "V", "build", "ends", "logits", "same_table", "saved", "tensors"]
+__all__ = ["FAMILIES", "V", "build", "ends", "hash_files", "hash_without_times", "logits", "same_table", "saved"]
+__all__ += ["tensors"]
 
 
 def saved(path, name, tied=True, dtype=torch.float32, shard="1GB", **settings):
@@ -114,17 +115,3 @@ def run_child(verb, source, to, **options):
     out, _ = process.communicate("go\n")
     assert process.returncode == 0
     return json.loads(out)
-
-
-def hash_files(path):
-    """Return {path below: SHA-256} of every file; None for a folder."""
-    digest = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.rglob("*") if file.is_file()}
-    return {str(file.relative_to(path)): digest.get(file) for file in path.rglob("*")}
-
-
-def hash_without_times(path):
-    """Return the hashes of a result, with its provenance as a record without times."""
-    record = json.loads((path / "tiewise.json").read_text())
-    for operation in record["operations"]:
-        operation.pop("time")
-    return hash_files(path) | {"tiewise.json": record}

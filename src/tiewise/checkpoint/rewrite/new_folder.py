@@ -34,6 +34,7 @@ except ImportError:  # on Windows, which also lacks reflinks
     fcntl = None
 
 LOCK = ".lock"
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)  # errors of a rename onto something else
 _FICLONE = 0x40049409  # request of linux/fs.h: share all blocks of two files, copy on write
 
 
@@ -122,6 +123,8 @@ def rename_to_destination(path: Path, real: Path) -> None:
                 real.rmdir()  # Windows cannot rename onto an empty folder
             os.replace(path, real)
         except OSError as error:
+            if error.errno not in _TAKEN:
+                raise cannot_write(real, error) from None
             problem = f"{real}: the finished result cannot get its name ({error.strerror})"
             raise CheckpointError(problem, "another program created it meanwhile: choose another path") from None
         with suppress(OSError):  # the parent may be writable and not readable; the result is complete anyway

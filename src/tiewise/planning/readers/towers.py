@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tiewise.planning.architecture import Count, elementwise, feed_forward, linear, norm
-from tiewise.planning.config import Config, is_integer
+from tiewise.planning.config import Config
 from tiewise.planning.readers.encoders import total_of_layers
 from tiewise.planning.readers.parts import depthwise
 
@@ -23,12 +23,14 @@ class Composite:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.outer = Config(values, str(values.get("model_type")))
 
-    def part(self, name: str, family: str) -> Config | None:
-        """Return a nested config, completed with the defaults of a family. None for null."""
-        if name in self.outer.values and self.outer.values[name] is None:
-            return None
+    def part(self, name: str, family: str) -> Config:
+        """Return a nested config, completed with the defaults of a family; all defaults for null."""
         values = self.outer.values.get(name)
         return Config(values if isinstance(values, Mapping) else {}, family)
+
+    def has(self, name: str) -> bool:
+        """Return whether the config nests a part that is not null."""
+        return self.outer.values.get(name) is not None
 
     @property
     def text_width(self) -> int:
@@ -53,10 +55,14 @@ def register_tower(name: str) -> Callable[[TowerReader], TowerReader]:
 
 
 def pair(config: Config, key: str) -> tuple[int, int]:
-    """Return two sizes from a number or a list of two."""
+    """Return two sizes from a number or a list of two.
+
+    Raises:
+        PlanError: a size is no whole number above zero.
+    """
     value = config.get(key)
-    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_integer, value)):
-        return value[0], value[1]
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return config.require_size(key, value[0]), config.require_size(key, value[1])
     return config.size(key), config.size(key)
 
 
@@ -77,8 +83,6 @@ def patch_map(config: Config, bias: bool, channels: str = "num_channels") -> Cou
 def _clip(model: Composite) -> Count:
     """Count CLIP's vision tower, both projections and the temperature."""
     vision, text = model.part(VISION, "clip_vision_model"), model.part(TEXT, "clip_text_model")
-    assert vision is not None, "CLIP has a vision tower"
-    assert text is not None, "CLIP has a text encoder"
     projected = model.outer.size("projection_dim", 512)
     maps = linear(vision.size("hidden_size"), projected) + linear(text.size("hidden_size"), projected)
     return clip_vision(vision) + maps + elementwise(1)
@@ -98,7 +102,6 @@ def clip_vision(config: Config) -> Count:
 def _siglip(model: Composite) -> Count:
     """Count SigLIP's vision tower, the temperature and the bias."""
     vision = model.part(VISION, "siglip_vision_model")
-    assert vision is not None, "SigLIP has a vision tower"
     return siglip_vision(vision) + elementwise(2)
 
 
@@ -125,7 +128,6 @@ def siglip_vision(config: Config, positions: int | None = None) -> Count:
 def _gemma3(model: Composite) -> Count:
     """Count SigLIP's tower, a norm and a map to the language model."""
     vision = model.part(VISION, "siglip_vision_model")
-    assert vision is not None, "Gemma 3 has a vision tower"
     d = vision.size("hidden_size")
     return siglip_vision(vision) + norm(d, "rms") + linear(d, model.text_width)
 
@@ -134,7 +136,6 @@ def _gemma3(model: Composite) -> Count:
 def _lfm2_vl(model: Composite) -> Count:
     """Count SigLIP 2's tower and a projector of two maps."""
     vision, outer = model.part(VISION, "siglip2_vision_model"), model.outer
-    assert vision is not None, "LFM2-VL has a vision tower"
     merged, width = (
         vision.size("hidden_size") * outer.size("downsample_factor") ** 2,
         outer.size("projector_hidden_size"),
@@ -154,7 +155,6 @@ def _qwen3_vl(model: Composite, family: str, deep: bool = True) -> Count:
         deep: states of several layers are merged (DeepStack).
     """
     vision = model.part(VISION, family)
-    assert vision is not None, "Qwen3-VL has a vision tower"
     d, out = vision.size("hidden_size"), vision.size("out_hidden_size")
     rows, columns = pair(vision, "patch_size")
     frames, _ = pair(vision, "temporal_patch_size")
@@ -165,15 +165,16 @@ def _qwen3_vl(model: Composite, family: str, deep: bool = True) -> Count:
     tower += merger + norm(d)
     if not deep:
         return tower
-    layers = vision.get("deepstack_visual_indexes", (8, 16, 24))
-    return tower + (merger + norm(merged)).times(len(layers))
+    count = 3
+    if vision.get("deepstack_visual_indexes") is not None:
+        count = len(vision.indices("deepstack_visual_indexes"))
+    return tower + (merger + norm(merged)).times(count)
 
 
 @register_tower("llama4")
 def _llama4(model: Composite) -> Count:
     """Count the tower of Llama 4: a transformer, an adapter of shuffled patches, and a map."""
     vision = model.part(VISION, "llama4_vision_model")
-    assert vision is not None, "Llama 4 has a vision tower"
     out = vision.size("projector_output_dim")
     adapter = linear(vision.size("intermediate_size"), vision.size("projector_input_dim")) + linear(out, out)
     projector = linear(vision.size("vision_output_dim"), model.text_width)
@@ -184,7 +185,6 @@ def _llama4(model: Composite) -> Count:
 def _kimi_k25(model: Composite) -> Count:
     """Count the tower of Kimi K2.5: positions in two dimensions, and a projector."""
     vision = model.part(VISION, "kimi_k25_vision")
-    assert vision is not None, "Kimi K2.5 has a vision tower"
     d = vision.size("hidden_size")
     rows, columns = pair(vision, "merge_kernel_size")
     merged, patch_rows, patch_columns = d * rows * columns, *pair(vision, "patch_size")
@@ -198,10 +198,11 @@ def _kimi_k25(model: Composite) -> Count:
 def _gemma4(model: Composite) -> Count:
     """Count the towers of Gemma 4, each with a map to the language model."""
     towers = Count()
-    vision, audio = model.part(VISION, "gemma4_vision"), model.part(AUDIO, "gemma4_audio")
-    if VISION in model.outer.values and vision is not None:
+    if model.has(VISION):
+        vision = model.part(VISION, "gemma4_vision")
         towers += _gemma4_vision(vision) + linear(vision.size("hidden_size"), model.text_width)
-    if AUDIO in model.outer.values and audio is not None:
+    if model.has(AUDIO):
+        audio = model.part(AUDIO, "gemma4_audio")
         towers += _gemma4_audio(audio) + linear(audio.size("output_proj_dims"), model.text_width)
     return towers
 
