@@ -6,6 +6,7 @@ import shlex
 import pytest
 from rich.console import Console
 from tiny_checkpoints import D, V, llama, llama_config, table, write_checkpoint
+from tiny_classes import t5gemma
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.audit_view import audit_view
@@ -41,6 +42,12 @@ def test_first_line_states_verdict_and_fix(tmp_path, how, verdict):
     audit = check(path)
     assert audit.verdict == audit.record()["verdict"] == verdict.replace("PATH", str(path))
     assert " ".join(shown(audit).split()).startswith(audit.verdict)
+
+
+@pytest.mark.parametrize(("flag", "tables"), [(True, "tied, two tables"), (False, "untied, 3 tables")])
+def test_verdict_of_class_whose_stacks_have_separate_tables(tmp_path, flag, tables):
+    t5gemma(tie_word_embeddings=flag).save_pretrained(tmp_path)
+    assert check(tmp_path, build=False).verdict.startswith(f"Healthy: {tables} [24, 16]")
 
 
 def test_verdict_counts_warnings_and_restricts_itself_to_headers(tmp_path):

@@ -116,7 +116,8 @@ def _tables(audit: Audit) -> str:
         return ""
     if audit.roles is not None and audit.roles.headless:
         return f"no token head, {_count(tables)}"
-    if tables[0].role == "both" or len(tables) == 1:
+    stores_head = any(table.role == "output" for table in tables)
+    if not stores_head or len(tables) == 1:  # T5Gemma's head uses one of two input tables
         return f"tied, {_count(tables)}"
     return f"untied, {_count(tables)}"
 
