@@ -145,6 +145,8 @@ def parsed_options() -> argparse.Namespace:
     options.pools = class_pools(tuple((options.families or "").split(",")) if options.families else ())
     if not options.pools.all:
         parser.error(f"no class of transformers has one of these model types: {options.families}")
+    if options.out is not None and (options.out.is_dir() or not options.out.absolute().parent.is_dir()):
+        parser.error(f"--out {options.out}: name a file in a folder that exists")
     if options.minutes is None and options.count is None and options.seed is None:
         parser.error("give --minutes, --count or --seed")
     return options
@@ -206,9 +208,9 @@ def read_tally(options: argparse.Namespace) -> Tally:
     tally = Tally(next_seed=options.seed or 0)
     if options.out is None or not options.out.exists():
         return tally
-    text = options.out.read_text("utf-8")
-    complete = text[: text.rfind("\n") + 1]
     try:
+        text = options.out.read_text("utf-8")
+        complete = text[: text.rfind("\n") + 1]
         for line in complete.splitlines():
             record = json.loads(line)
             tally.add_checkpoint(record["seed"], [comparison_of(fields) for fields in record["comparisons"]])

@@ -47,6 +47,8 @@ def options_of(loader_diff, monkeypatch, *arguments):
     [
         (["--seed", 1, "--loaders", "mlx"], "no such loader: mlx"),
         (["--seed", 1, "--families", "nobody"], "nobody"),
+        (["--seed", 1, "--out", "/"], "--out /: name a file"),
+        (["--seed", 1, "--out", "/no/such/states.jsonl"], "name a file in a folder that exists"),
         ([], "give --minutes, --count or --seed"),
     ],
 )
@@ -71,14 +73,16 @@ def test_resumed_run_continues_at_next_seed(loader_diff, monkeypatch, tmp_path):
     assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [4, 5]
 
 
-@pytest.mark.parametrize("content", ["[]", "[]\n", "{}\n", "4\n", '{"seed": 1, "comparisons": [{"seed": 1}]}\n'])
+@pytest.mark.parametrize(
+    "content", ["[]", "[]\n", "{}\n", "4\n", "\xff\n", '{"seed": 1, "comparisons": [{"seed": 1}]}\n']
+)
 def test_file_that_is_not_of_this_tool_is_refused_and_left_alone(loader_diff, monkeypatch, tmp_path, content):
     file = tmp_path / "notes.txt"
-    file.write_text(content)
+    file.write_text(content, "latin-1")
     options = options_of(loader_diff, monkeypatch, "--count", 1, "--out", file)
     with pytest.raises(SystemExit, match="not a file of this tool"):
         loader_diff.read_tally(options)
-    assert file.read_text() == content
+    assert file.read_text("latin-1") == content
 
 
 @pytest.mark.parametrize(
