@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_secretTOKENofTheTests"
 USER = "me"
-LARGE = (".safetensors", ".bin")  # ends of names that the Hub stores as large files
+LARGE = (".safetensors", ".bin", ".gguf", ".onnx", ".data")  # ends of names that the Hub stores as large files
 FAULTS = {
     "no commit": "the listing names none",
     "long listing": "the listing has a hundred thousand and one files",
@@ -35,6 +35,7 @@ FAULTS = {
     "compressed": "the body is compressed, and longer than it looks",
     "too long": "the body goes on without end",
     "silent": "no answer comes",
+    "long headers": "an answer has a header of 80,000 bytes",
     "slow": "the body comes byte by byte",
     "loop": "each redirect leads to itself",
     "odd redirect": "a redirect leads to a file",
@@ -51,6 +52,7 @@ class HubServer:
         self.gated, self.private, self.faults, self.error_codes, self.sent = set(), set(), set(), {}, []
         self.fail_once = {}  # as `fail`, for the next request alone
         self.body_bytes = 0  # of all answers
+        self.delay, self.at_once, self.most_at_once = 0, 0, 0  # seconds before an answer; requests at a time
         self._servers = [ThreadingHTTPServer((host, 0), _Handler) for host in ("127.0.0.1", "127.0.0.2")]
         for server in self._servers:
             server.hub = self
@@ -99,6 +101,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         hub.requests.append((self.command, path))
+        hub.at_once += 1
+        hub.most_at_once = max(hub.most_at_once, hub.at_once)
+        time.sleep(hub.delay)
+        try:
+            return self._answer(hub, path)
+        finally:
+            hub.at_once -= 1
+
+    def _answer(self, hub, path):
         for method, pattern, answer in ROUTES:
             match = re.fullmatch(pattern, path)
             if method != self.command or not match:
@@ -282,6 +293,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": length, **dict(headers)}.items():
             self.send_header(name, str(value))
+        if "long headers" in hub.faults:
+            self.send_header("X-Long", "x" * 80_000)
         self.end_headers()
         hub.body_bytes += len(data)
         if "cut short" in hub.faults:

@@ -210,7 +210,7 @@ def test_token_is_sent_to_the_hub_alone(hub, tmp_path):
     [
         (MODEL, "no such model, or a private one; check the name; for a private model, log in with `hf auth login`"),
         ("hf://me/other@none", "the repository has no such revision; check the name after @"),
-        ("hf://me/other/none", "the repository has no folder none; check the address"),
+        ("hf://me/other/none", "the repository has no folder or file none; check the address"),
         ("hf://", "no model of the Hub has this address; write hf://org/model"),
         ("hf://me", "no model of the Hub has this address; write hf://org/model"),
         ("hf://datasets/me/other", "no such model"),
@@ -250,6 +250,7 @@ SLOW = pytest.mark.slow
         ("loop", "more than 5 redirects"),
         ("odd redirect", "a redirect from http to file"),
         ("no location", "a redirect without an address"),
+        ("long headers", "bytes of headers"),
         pytest.param("silent", "does not answer in 3 seconds", marks=SLOW),
         pytest.param("slow", "the server sends too slowly", marks=SLOW),
         pytest.param("cut short", "the answer broke off", marks=SLOW),
@@ -350,3 +351,94 @@ def test_other_commands_name_the_download(hub, child, tmp_path, words):
     hub.repos["me/model"] = files_of(tmp_path / "copy")
     done = child(*words)
     assert "hf download me/model --local-dir model" in done.err + done.out
+
+
+SINGLE_FILES = [name for name in FAULTS if name.endswith((".gguf", ".onnx"))]
+
+
+@pytest.mark.parametrize("name", SINGLE_FILES)
+@pytest.mark.parametrize("folder", ["", "onnx/"])
+def test_file_of_another_format_has_the_findings_of_the_file(hub, child, tmp_path, name, folder):
+    FAULTS[name](tmp_path / name)
+    hub.repos["me/model"] = {f"{folder}{path}": data for path, data in files_of(tmp_path).items() if "hf/" not in path}
+    remote, local = audit_of(child, f"{MODEL}/{folder}{name}"), audit_of(child, tmp_path / name)
+    assert remote["path"] == f"{MODEL}/{folder}{name}"
+    assert findings_of(remote, MODEL) == findings_of(local, tmp_path / name)
+    for key in ("kind", "parts", "tensors", "bytes"):
+        assert remote[key] == local[key], key
+    assert remote["hub"]["commit"] == commit_of(hub.repos["me/model"])
+
+
+def test_single_safetensors_has_the_findings_of_the_file(hub, child, tmp_path):
+    wide_model(tmp_path / "model", shards=2)
+    name = "model-00001-of-00002.safetensors"
+    hub.repos["me/model"] = files_of(tmp_path / "model")
+    remote, local = audit_of(child, f"{MODEL}/{name}"), audit_of(child, tmp_path / "model" / name)
+    for key in ("kind", "claims", "tensors", "bytes", "parts"):
+        assert remote[key] == local[key], key
+    assert remote["kind"] == "file"
+    assert {path.rpartition("/")[2] for _, path in hub.requests if "/resolve/" in path} == {name}
+    line = one_line(child("check", f"{MODEL}/tokenizer.json"))
+    assert "no file of tensors that this command reads" in line
+
+
+def test_repository_of_gguf_files_names_one(hub, child, tmp_path):
+    FAULTS["b071.gguf"](tmp_path / "b071.gguf")
+    hub.repos["me/model"] = {"a.gguf": (tmp_path / "b071.gguf").read_bytes(), "README.md": b"#"}
+    assert f"give one of them, such as {MODEL}/a.gguf" in one_line(child("check", MODEL))
+
+
+def gguf_of_two_tables(path, vocabulary, head):
+    """Write a GGUF file with a vocabulary, a table and a head, with gguf's writer."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"token number {number}" for number in range(vocabulary)])
+    writer.add_tensor("token_embd.weight", table(vocabulary, 64))
+    writer.add_tensor("output.weight", head)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_equal_tables_of_gguf_are_equal_in_random_rows(hub, child, tmp_path):
+    vocabulary = 30_000
+    gguf_of_two_tables(tmp_path / "a.gguf", vocabulary, table(vocabulary, 64))
+    hub.repos["me/model"] = {"a.gguf": (tmp_path / "a.gguf").read_bytes()}
+    (finding,) = audit_of(child, f"{MODEL}/a.gguf")["findings"]
+    assert finding["rule"] == "B071"
+    assert "equals token_embd.weight in 16 random rows, of 30,000, byte for byte (--full compares all)" in str(finding)
+    assert hub.body_bytes < 2_000_000 < len(hub.repos["me/model"]["a.gguf"])
+    assert len(hub.sent) <= 8 + 2 * 16  # windows of the vocabulary double; then a range for each row
+    (finding,) = audit_of(child, f"{MODEL}/a.gguf", "--full")["findings"]
+    assert "equals token_embd.weight byte for byte" in str(finding)
+
+
+def test_headers_of_many_shards_are_read_several_at_a_time(hub, child, tmp_path):
+    hub.repos["me/model"] = files_of(wide_model(tmp_path / "model", shards=24))
+    hub.delay = 0.1  # seconds before each answer
+    try:
+        done = child("check", MODEL, "--all-headers", "--json")
+    finally:
+        hub.delay = 0
+    large = [path for _, path in hub.requests if path.startswith("/large/")]
+    assert len(done.record["hub"]["unread"]) == 0
+    assert len(large) >= 24
+    assert hub.most_at_once >= 4
+    assert done.seconds < 0.1 * len(hub.requests)
+
+
+def test_plain_name_is_read_at_the_main_branch_or_the_given_revision(hub, tmp_path):
+    model = tmp_path / "hf/hub/models--me--model"
+    main, other = "a" * 40, "b" * 40
+    llama(model / "snapshots" / main)
+    llama(model / "snapshots" / other, tied=False)  # the newest
+    for name, commit in (("main", main), ("refs/pr/3", other)):
+        (model / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (model / "refs" / name).write_text(commit)
+    with HubChild(hub, tmp_path) as cached:
+        for address, commit in (("me/model", main), (f"me/model@{other}", other), ("me/model@refs/pr/3", other)):
+            assert audit_of(cached, address)["path"] == str(model / "snapshots" / commit), address
+        for address in ("me/model@none", "me/model@../../../../.."):
+            assert one_line(cached("check", address)).startswith(address)
+    assert not hub.requests

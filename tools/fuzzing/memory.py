@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,7 @@ class MemorySource:
     files: Mapping[str, bytes]
     path: Path = PATH
     commit: str = "0" * 40
+    file: str | None = None  # it is a folder
     requests: int = 0
     bytes_read: int = 0
     most_compared: int | None = None
@@ -59,6 +60,9 @@ class MemorySource:
         if len(data) > most:
             raise CheckpointError(f"{self.path / name}: {len(data):,} bytes", "take it from its source again")
         return data
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Do nothing."""
 
     def open(self, name: str) -> MemoryFile:
         """Open a file to read parts of it."""

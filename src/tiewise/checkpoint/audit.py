@@ -14,13 +14,13 @@ from tiewise.checkpoint.adapter import open_adapter
 from tiewise.checkpoint.claims import Claims, needs_tiewise
 from tiewise.checkpoint.config_parts import config_for, read_quantisation
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Folder, HubReading, open_folder
-from tiewise.checkpoint.hub_names import checkpoint_path, is_hub_path
+from tiewise.checkpoint.hf_folder import Folder, HubReading, open_folder, open_repository, read_repository
+from tiewise.checkpoint.hub_names import HubPath, checkpoint_path, is_hub_path
 from tiewise.checkpoint.loader_columns import LoaderOutcome
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rules.gguf_file import GgufFacts, open_gguf
-from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx
+from tiewise.checkpoint.rules.gguf_file import GgufFacts, open_gguf, open_gguf_from
+from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx, read_onnx_from
 from tiewise.checkpoint.rules.rule import SEVERITIES, AnyFacts, Finding, Rule, matching, names, rules
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
@@ -279,7 +279,7 @@ def check(
 
     Args:
         path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder,
-            an address hf://org/model[@revision][/subfolder], or a model's name in the local cache of the Hub.
+            an address hf://org/model[@revision][/path], or a model's name in the local cache of the Hub.
         deep: read every row of the tables and compare all large tensors.
         scan: compare the tables. False reads headers only, which cannot distinguish equal from different tables.
         base: for an adapter, the checkpoint that it changes.
@@ -415,11 +415,30 @@ class _OpenedCheckpoint(NamedTuple):
 
 def _open(options: _CheckOptions) -> _OpenedCheckpoint:
     """Open the checkpoint at the path."""
+    if is_hub_path(options.path):
+        return _open_on_hub(options.path, options)
     path, folder = _file_or_folder(options.path, options.reading)
     options.require_fitting(folder)
     if folder is not None:
         return _of_folder(path, folder, options)
     return _of_file(read_onnx(path) if path.suffix == ".onnx" else open_gguf(path), options)
+
+
+def _open_on_hub(path: HubPath, options: _CheckOptions) -> _OpenedCheckpoint:
+    """Open the repository, folder or file at an address of the Hub."""
+    repository = open_repository(path, options.reading)
+    name = repository.file or ""
+    if name.endswith(_FILES):
+        options.require_fitting(None)
+        read = read_onnx_from if name.endswith(".onnx") else open_gguf_from
+        return _of_file(replace(read(repository, name), repository=repository), options)
+    folder = read_repository(repository, options.reading)
+    options.require_fitting(folder)
+    files = [file for file in folder.files if file.endswith(_FILES)]
+    if files and not folder.tensors and not folder.faults and not folder.is_adapter:
+        remedy = f"give one of them, such as {repository.path / files[0]}"
+        raise CheckpointError(f"{path}: {len(files)} GGUF or ONNX files, and no .safetensors", remedy)
+    return _of_folder(path, folder, options)
 
 
 def _of_folder(path: Path, folder: Folder, options: _CheckOptions) -> _OpenedCheckpoint:
@@ -435,13 +454,13 @@ def _file_or_folder(path: Path, reading: HubReading) -> tuple[Path, Folder | Non
 
     The path is that of the folder that was opened: for a name in the cache of the Hub, the folder there.
     """
-    if path.suffix in _FILES and not is_hub_path(path):
+    if path.suffix in _FILES:
         return path, None
     folder = open_folder(path, reading)
     if not folder.single:
         path = folder.path
     files = [name for name in folder.files if name.endswith(".onnx")]
-    if folder.tensors or not files or is_hub_path(path):
+    if folder.tensors or not files:
         return path, folder
     if len(files) == 1:
         return path_inside(path, files[0]), None
@@ -542,8 +561,6 @@ def _with_sizes(audit: Audit, tensors: Mapping[str, Stored]) -> Audit:
 
 def _hub_report(facts: AnyFacts) -> HubReport | None:
     """Return what was read of a repository of the Hub; None for files on disk."""
-    if isinstance(facts, GgufFacts | OnnxFacts):
-        return None
     repository = facts.repository
     if repository is None:
         return None

@@ -7,6 +7,7 @@ reads untrusted files through these three methods, so every rule runs on both ki
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -66,6 +67,9 @@ class FileSource(Protocol):
     def read_bytes(self, name: str, most: int) -> bytes:
         """Return the content of a file of at most `most` bytes."""
 
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Prepare to open files one after the other, if reading their beginnings together is faster."""
+
     def open(self, name: str) -> OpenFile:
         """Open a file to read parts of it."""
 
@@ -74,6 +78,7 @@ class HubSource(FileSource, Protocol):
     """Files of a repository, at one commit."""
 
     commit: str
+    file: str | None  # the file that the address names; None: it names a folder
 
     @property
     def requests(self) -> int:
@@ -142,6 +147,9 @@ class LocalFolder:
     def read_bytes(self, name: str, most: int) -> bytes:
         """Return the content of a file of at most `most` bytes."""
         return read_bytes(path_inside(self.path, name), most)
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Do nothing: a disk needs no preparation."""
 
     def open(self, name: str) -> LocalFile:
         """Open a file to read parts of it."""

@@ -41,6 +41,7 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_TENSOR_FILES, MOST_TENSORS = 30_000, 160_000  # the largest published checkpoint has 140,000 tensors
+PREFETCHED = 64  # shard files whose beginnings are read together
 MOST_CONFIG = 8 * 2**20  # bytes of config.json
 
 
@@ -198,7 +199,17 @@ def read_repository(repository: HubSource, reading: HubReading) -> Folder:
     Raises:
         CheckpointError: it has too many tensors or shards, or the server fails.
     """
+    if repository.file is not None:
+        return replace(_single_file_of(repository, repository.file), repository=repository)
     return replace(_open_source(repository, reading), repository=repository)
+
+
+def _single_file_of(repository: HubSource, name: str) -> Folder:
+    """Read the header of the `.safetensors` that an address names, and the config.json next to it."""
+    if not name.endswith(".safetensors"):
+        remedy = "give a repository, a folder in it, or one .safetensors, .gguf or .onnx file"
+        raise CheckpointError(f"{repository.path / name}: no file of tensors that this command reads", remedy)
+    return _single_file(repository, name, read_header_from(repository, name))
 
 
 def open_repository(path: HubPath, reading: HubReading | None) -> HubSource:
@@ -216,27 +227,30 @@ def open_repository(path: HubPath, reading: HubReading | None) -> HubSource:
 
 
 def _open_file(path: Path, reads_hub: bool) -> Folder:
-    """Read the header of one `.safetensors`, and the config.json next to it.
-
-    A config is ignored if the folder has several such files.
-    """
+    """Read the header of one `.safetensors`, and the config.json next to it."""
     if path.suffix != ".safetensors" and not os.path.isfile(path):
         if os.path.exists(path):
             raise CheckpointError(f"{path}: a pipe, device or socket", FOLDER_REMEDY)
         raise CheckpointError(f"{path}: no such file or folder", remedy_for_missing(path, reads_hub))
-    header = read_header(path)
+    return _single_file(LocalFolder(path.parent), path.name, read_header(path))
+
+
+def _single_file(source: FileSource, name: str, header: Header) -> Folder:
+    """Return one `.safetensors` of a source with its config.json.
+
+    The config counts if no other such file is next to it.
+    """
     faults = list[Fault]()
-    files: tuple[str, ...] = (path.name,)
+    files: tuple[str, ...] = (name,)
     config = None
-    folder = LocalFolder(path.parent)
-    neighbours = folder.list()
-    is_alone = [name for name in neighbours if name.endswith(".safetensors")] == [path.name]
+    neighbours = source.list()
+    is_alone = [neighbour for neighbour in neighbours if neighbour.endswith(".safetensors")] == [name]
     if is_alone and CONFIG in neighbours:
-        config = _config(folder, faults)
+        config = _config(source, faults)
     if config is not None:
-        files = (path.name, CONFIG)
-    headers = {path.name: header}
-    return Folder(path.parent, files, config, headers, dict(header.tensors), faults=tuple(faults), single=True)
+        files = (name, CONFIG)
+    tensors = dict(header.tensors)
+    return Folder(source.path, files, config, {name: header}, tensors, faults=tuple(faults), single=True)
 
 
 def _open_source(source: FileSource, reading: HubReading) -> Folder:
@@ -324,6 +338,8 @@ class _TensorFiles:
         tensor_files, existing = cls(source, weight_map), frozenset(source.list())
         tensor_files.opened = frozenset(files)
         for number, file in enumerate(files, 1):
+            if number % PREFETCHED == 1:
+                source.prefetch(files[number - 1 : number - 1 + PREFETCHED])
             header = None
             with recording_faults(tensor_files.faults, file):
                 if file not in existing:

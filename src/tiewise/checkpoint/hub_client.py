@@ -7,6 +7,7 @@ to the endpoint's own host only.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from tiewise.core.files import format_bytes
 
 MOST_REDIRECTS = 5  # of one request
 LONGEST_REDIRECT = 4096  # bytes of a redirect's body that are read
+MOST_HEADERS = 2**16  # bytes of all headers of one answer; the Hub sends about 3,000
 TIMEOUT: float = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without progress, 10 by default
 GRACE, SLOWEST = 3 * TIMEOUT, 50_000  # an answer of n bytes may take GRACE seconds plus n / SLOWEST
 TRIES, PAUSES = 3, (0.5, 2.0)  # attempts of one request, and seconds between them
@@ -76,6 +78,8 @@ class HubClient:
         self.endpoint: str = huggingface_hub.constants.ENDPOINT
         self.page = f"{self.public_endpoint}/{repo}"  # where a user accepts the conditions of a gated model
         self.requests = self.bytes_read = 0
+        self._header_bytes = 0  # of all answers
+        self._counting = threading.Lock()  # headers of several files are read at a time
         self._headers = build_hf_headers(library_name="tiewise", library_version=__version__)
         self._started = time.monotonic()
 
@@ -114,6 +118,7 @@ class HubClient:
         first_headers: Mapping[str, str] | None = None
         for _ in range(MOST_REDIRECTS + 1):
             with self._answer(url, where, span) as answer:
+                self._count_headers(answer, where)
                 if first_headers is None:
                     first_headers = answer.headers
                 if answer.status_code not in REDIRECTS:
@@ -128,7 +133,8 @@ class HubClient:
     def _answer(self, url: str, where: str, span: tuple[int, int] | None) -> Iterator[Any]:
         """Send one request; yield its answer, whose body is not read yet."""
         self._require_time(where)
-        self.requests += 1
+        with self._counting:
+            self.requests += 1
         headers = {"Accept-Encoding": "identity", **self._headers_for(url)}
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1]}"
@@ -180,7 +186,8 @@ class HubClient:
         body = bytearray()
         for piece in answer.iter_raw():
             body += piece
-            self.bytes_read += len(piece)
+            with self._counting:
+                self.bytes_read += len(piece)
             if len(body) > most:
                 raise HubError(f"{where}: the server sends more than {most:,} bytes", _LYING)
             self._require_budget(where)
@@ -189,9 +196,18 @@ class HubClient:
                 raise HubError(f"{where}: the server sends too slowly", remedy)
         return bytes(body)
 
+    def _count_headers(self, answer: Any, where: str) -> None:
+        """Count the bytes of an answer's headers, which belong to the bound of all answers."""
+        count = sum(len(name) + len(value) for name, value in answer.headers.raw)
+        if count > MOST_HEADERS:
+            raise HubError(f"{where}: the server sends {count:,} bytes of headers", _LYING)
+        with self._counting:
+            self._header_bytes += count
+        self._require_budget(where)
+
     def _require_budget(self, where: str) -> None:
         """Raise a HubError once all answers together are too long."""
-        if self.bytes_read > self.limits.most_bytes:
+        if self.bytes_read + self._header_bytes > self.limits.most_bytes:
             problem = f"{where}: more than {format_bytes(self.limits.most_bytes)} were read from this repository"
             raise HubError(problem, "download the files, then check the folder")
         self._require_time(where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import TypeGuard
@@ -16,6 +17,7 @@ from urllib.parse import quote, unquote
 
 from tiewise.core.errors import CheckpointError
 
+_COMMIT, _COMMIT_LETTERS = re.compile("[0-9a-f]{40}"), 41  # and a line break
 HUB_NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
 FOLDER_REMEDY = "give a checkpoint folder, or one .safetensors file"
 _SCHEME = re.compile(r"hf:(/{1,2}|$)")  # a Path keeps one of two slashes, and none at its end
@@ -127,9 +129,14 @@ def cached_model(path: Path) -> Path | None:
 
     None: the name is a path, or the cache lacks the model.
     """
-    if os.path.lexists(path) or not _may_be_hub_name(path):
+    name, at, revision = path.as_posix().partition("@")
+    if os.path.lexists(path) or not _may_be_hub_name(Path(name)):
         return None
-    return cached_folder(path.as_posix())
+    if not at:
+        return cached_folder(name)
+    if ".." in revision.split("/"):
+        return None
+    return cached_folder(name, revision)
 
 
 def _may_be_hub_name(path: Path) -> bool:
@@ -142,17 +149,33 @@ def _may_be_hub_name(path: Path) -> bool:
     return path.parent == Path() or not path.parent.exists()
 
 
-def cached_folder(name: str) -> Path | None:
-    """Return the newest folder of a model in the local cache of the hub.
+def cached_folder(name: str, revision: str = "main") -> Path | None:
+    """Return the folder of a model in the local cache of the hub.
 
-    None: the cache lacks the model.
+    It is the one of the revision's commit; without a record of the main branch, the newest one.
+    None: the cache lacks the model or the revision.
     """
-    snapshots = _cache() / f"models--{name.replace('/', '--')}" / "snapshots"
+    model = _cache() / f"models--{name.replace('/', '--')}"
+    commit = _cached_commit(model, revision)
+    if commit is not None:
+        return model / "snapshots" / commit
+    if revision != "main":
+        return None
     try:
-        folders = sorted(snapshots.iterdir(), key=os.path.getmtime)
+        folders = sorted((model / "snapshots").iterdir(), key=os.path.getmtime)
     except OSError:
         return None
     return next(reversed(folders), None)
+
+
+def _cached_commit(model: Path, revision: str) -> str | None:
+    """Return the cached commit of a branch, tag or commit; None without one."""
+    commit = revision
+    with suppress(OSError, ValueError), open(model / "refs" / revision, encoding="ascii") as file:
+        commit = file.read(_COMMIT_LETTERS).strip()
+    if _COMMIT.fullmatch(commit) and (model / "snapshots" / commit).is_dir():
+        return commit
+    return None
 
 
 def _cache() -> Path:

@@ -7,8 +7,9 @@ must have one size and one ETag. A large file is read in the ranges that are nee
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,9 @@ from tiewise.core.errors import CheckpointError
 
 FIRST_BYTES = 2**15  # of a file, read at once: the length of a header, and mostly the header
 READ_AHEAD = 2**24  # bytes of one request while a table is read from its first byte to its last
+LONGEST_WINDOW = 2**22  # bytes of one request while a long header is read
 COMPARED_BYTES = 2**17  # tables of up to this many bytes are compared as a whole
+CONNECTIONS = 8  # files whose beginnings are read at a time
 MOST_LISTING = 2**26  # bytes of the list of files
 MOST_SMALL = 2**20  # bytes of a small file that is kept in memory after the first read
 MOST_RANGES = 2**23  # bytes of ranges that are kept in memory, since several rules read the same rows
@@ -55,6 +58,8 @@ class HubRepository:
             limits = ReadingLimits(MOST_OF_TABLES, None)
         self.client = HubClient(self.address.repo, limits)
         self.commit = ""  # pinned by the listing
+        self.file: str | None = None  # the file that the address names, by the listing
+        self._beginnings = dict[str, bytes]()  # of files that were read ahead
         self._files = dict[str, _FileState]()
         self._names: tuple[str, ...] = ()
         self._small_files = dict[str, bytes]()  # content of small files
@@ -104,19 +109,40 @@ class HubRepository:
         """Open a file to read ranges of it."""
         if self._state(name).size is None:
             self._read_span(name, 0, 0)
-        return HubFile(self, name, self.size_of(name))
+        return HubFile(self, name, self.size_of(name), self._beginnings.pop(name, b""))
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Read the beginnings of files, several at a time. The file that is opened next has its beginning."""
+        sizes = {name: self._files[name].size for name in names if name in self._files}
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            started = {name: pool.submit(self._beginning, name, size) for name, size in sizes.items() if size}
+            try:
+                for name, future in started.items():
+                    self._beginnings[name] = future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _beginning(self, name: str, size: int) -> bytes:
+        """Return the first bytes of a file."""
+        return self._read_exactly(name, 0, min(FIRST_BYTES, size))
 
     def read_range(self, name: str, start: int, count: int) -> bytes:
         """Return `count` bytes of a file from `start` on."""
         if (name, start, count) in self._ranges:
             return self._ranges[name, start, count]
+        data = self._read_exactly(name, start, count)
+        if self._range_bytes + count <= MOST_RANGES:
+            self._range_bytes += count
+            self._ranges[name, start, count] = data
+        return data
+
+    def _read_exactly(self, name: str, start: int, count: int) -> bytes:
+        """Return `count` bytes of a file from `start` on, from the server."""
         data = self._read_span(name, start, start + count - 1)
         if len(data) != count:
             where = self.path / name
             raise HubError(f"{where}: {len(data):,} of {count:,} bytes at byte {start:,}", _CHANGED)
-        if self._range_bytes + count <= MOST_RANGES:
-            self._range_bytes += count
-            self._ranges[name, start, count] = data
         return data
 
     def _read_span(self, name: str, first: int, last: int) -> bytes:
@@ -187,29 +213,42 @@ class HubRepository:
         files = items_of(dict, record.get("siblings"))
         if len(files) > MOST_FILES:
             raise CheckpointError(f"{where}: {len(files):,} files are no checkpoint", GIVE_FOLDER)
+        sizes = _sizes_by_name(files)
+        self._find_file(sizes)
+        self._list_folder(sizes)
+
+    def _list_folder(self, sizes: Mapping[str, int | None]) -> None:
+        """Keep the files of the address's folder, from {path: bytes}."""
         prefix = f"{self.address.folder}/".removeprefix("/")
         names = set[str]()
-        for file in files:
-            name = file.get("rfilename")
-            if not isinstance(name, str) or not name.startswith(prefix):
+        for name, size in sizes.items():
+            if not name.startswith(prefix):
                 continue
             entry, _, below = name.removeprefix(prefix).partition("/")
             names.add(entry)
             if not below:
-                self._files[entry] = _FileState(_size(file), {})
+                self._files[entry] = _FileState(size, {})
         if not names and prefix:
-            problem = f"{where}: the repository has no folder {short(self.address.folder)}"
+            problem = f"{self.path}: the repository has no folder or file {short(self.address.folder)}"
             raise CheckpointError(problem, "check the address")
         self._names = tuple(sorted(names))
+
+    def _find_file(self, listed: Collection[str]) -> None:
+        """Keep the name of a listed file that the address names. Its folder becomes the address."""
+        if self.address.folder not in listed:
+            return
+        folder, _, self.file = self.address.folder.rpartition("/")
+        self.address = replace(self.address, folder=folder)
+        self.path = self.path.parent
 
 
 class HubFile:
     """Open file of a repository. It keeps the last range, and reads ahead while reads follow one another."""
 
-    def __init__(self, repository: HubRepository, name: str, size: int) -> None:
+    def __init__(self, repository: HubRepository, name: str, size: int, beginning: bytes = b"") -> None:
         self.path, self.size = repository.path / name, size
         self._repository, self._name = repository, name
-        self._start, self._window = 0, b""  # the last range: its position, and its bytes
+        self._start, self._window = 0, beginning  # the last range: its position, and its bytes
 
     def __enter__(self) -> HubFile:
         return self
@@ -234,11 +273,30 @@ class HubFile:
         """Read the range that starts at a position and has `count` bytes or more."""
         if position == 0:
             count = max(count, FIRST_BYTES)
-        elif self._window and position == self._start + len(self._window) and self._repository.most_compared is None:
-            count = max(count, READ_AHEAD)
+        elif self._window and position == self._start + len(self._window):
+            count = max(count, self._read_ahead())
         count = min(count, READ_AHEAD, self.size - position)
         self._window = self._repository.read_range(self._name, position, count)
         self._start = position
+
+    def _read_ahead(self) -> int:
+        """Return the bytes of a read that follows the one before.
+
+        They are many of a table, and twice as many as before of a header.
+        """
+        if self._repository.most_compared is None:
+            return READ_AHEAD
+        return min(2 * len(self._window), LONGEST_WINDOW)
+
+
+def _sizes_by_name(files: Iterable[Mapping[str, Any]]) -> dict[str, int | None]:
+    """Return {path: bytes} of the entries of a listing; None for a file without a size."""
+    sizes = dict[str, int | None]()
+    for file in files:
+        name = file.get("rfilename")
+        if isinstance(name, str):
+            sizes[name] = _size(file)
+    return sizes
 
 
 def _size(file: Mapping[str, Any]) -> int | None:

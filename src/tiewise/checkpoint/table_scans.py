@@ -68,6 +68,17 @@ def compares_random_rows(*tables: Stored) -> bool:
     return False
 
 
+def extent_of_comparison(*tables: Stored) -> str:
+    """Return a clause on the part of two equal tables that a comparison reads.
+
+    It is "byte for byte" if it reads all.
+    """
+    if not compares_random_rows(*tables):
+        return "byte for byte"
+    table = tables[0]
+    return f"in {len(_random_ids(table))} random rows, of {table.rows:,}, byte for byte (--full compares all)"
+
+
 def _random_ids(table: Stored) -> NDArray[np.int64]:
     """Return indices of random rows, in order. They depend on the shape alone: a second run reads the same rows."""
     row_bytes = max(1, table.nbytes // max(1, table.rows))
@@ -178,7 +189,21 @@ def same_shared(table: Stored, other: Stored) -> bool:
         return True
     if len(table.shape) != 2 or table.dtype not in NUMPY:
         return False
-    return other.shape == table.shape[::-1] and _same_transposed(table, other)
+    if other.shape != table.shape[::-1]:
+        return False
+    if compares_random_rows(table, other):
+        return _same_random_entries(table, other)
+    return _same_transposed(table, other)
+
+
+def _same_random_entries(table: Stored, transposed: Stored) -> bool:
+    """Return whether a few random rows of two tables agree where they cross. The second one is the transpose."""
+    ids, columns = _random_ids(table), _random_ids(transposed)[:FEWEST_RANDOM]
+    dtype = np.dtype(f"V{NUMPY[table.dtype].itemsize}")
+    with Reader(table) as one, Reader(transposed) as other:
+        rows = np.frombuffer(one.raw_rows(ids), dtype).reshape(len(ids), table.columns)
+        other_rows = np.frombuffer(other.raw_rows(columns), dtype).reshape(len(columns), transposed.columns)
+    return rows[:, columns].tobytes() == other_rows[:, ids].T.tobytes()
 
 
 def _same_transposed(table: Stored, other: Stored) -> bool:

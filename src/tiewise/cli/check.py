@@ -24,7 +24,7 @@ def check(
     paths: list[Path] = typer.Argument(
         None,
         metavar="[PATH]...",
-        help="Checkpoint or adapter folder, .safetensors, .gguf or .onnx file, or hf://ORG/MODEL\\[@REVISION]\\[/FOLDER].",
+        help="Checkpoint or adapter folder, .safetensors, .gguf or .onnx file, or hf://ORG/MODEL\\[@REVISION]\\[/PATH].",
     ),
     full: bool = typer.Option(
         False,

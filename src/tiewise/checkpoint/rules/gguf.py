@@ -6,6 +6,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.gguf_file import BY_NAME, HEAD, TABLE, TOKENS, GgufFacts
 from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import extent_of_comparison
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import format_bytes
 
@@ -110,7 +111,7 @@ def gguf_types(facts: GgufFacts) -> Observations:
     elif facts.equal:
         problem = (
             f"the file stores its table twice, which costs {format_bytes(facts.head.nbytes)} of"
-            f" {format_bytes(facts.size)}. {HEAD} equals {TABLE} byte for byte"
+            f" {format_bytes(facts.size)}. {HEAD} equals {TABLE} {extent_of_comparison(facts.table, facts.head)}"
         )
         remedy = "remove the head from the source with tiewise repair, and convert it again"
         yield Observation(HEAD, problem, remedy, severity="info")

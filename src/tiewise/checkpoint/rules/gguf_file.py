@@ -13,7 +13,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BufferedReader, RawIOBase
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.file_sources import FileSource, LocalFile, OpenFile, read_beginning
+from tiewise.checkpoint.file_sources import FileSource, HubSource, LocalFile, OpenFile, read_beginning
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import path_inside, short
@@ -76,6 +76,7 @@ class GgufFacts:
     parts: int = 1  # number of files that the model is split over, by `split.count`
     source: Facts | None = None  # the Hugging Face checkpoint; None if the caller named none
     scan: bool = True  # True if tables may be read, False for headers only
+    repository: HubSource | None = None  # repository of the Hub with the file; None for a file on disk
 
     @property
     def table(self) -> Stored | None:
@@ -122,7 +123,17 @@ class GgufFacts:
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFacts:
     """Read a GGUF file, or all parts of a split one (`…-00001-of-00003.gguf`)."""
-    first = read_gguf(path)
+    folder = Path(path).parent
+    return _with_all_parts(read_gguf(path), lambda name: read_gguf(path_inside(folder, name)))
+
+
+def open_gguf_from(source: FileSource, name: str) -> GgufFacts:
+    """Read a GGUF file of a source, or all parts of a split one."""
+    return _with_all_parts(read_gguf_from(source, name), lambda part: read_gguf_from(source, part))
+
+
+def _with_all_parts(first: GgufFacts, read_part: Callable[[str], GgufFacts]) -> GgufFacts:
+    """Return a file, or all parts of the split model that it belongs to. `read_part` reads a part by its name."""
     if first.parts == 1:
         return first
     match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", first.path.name, re.DOTALL)
@@ -132,7 +143,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFacts:
     parts = []
     for number in range(1, first.parts + 1):
         name = f"{match[1]}-{number:05d}-of-{match[2]}.gguf"
-        parts.append(read_gguf(path_inside(first.path.parent, name)))
+        parts.append(read_part(name))
     nbytes = sum(part.size for part in parts)
     return replace(parts[0], path=first.path, tensors=_tensors_of_all(parts), size=nbytes)
 

@@ -6,6 +6,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.onnx_file import OnnxFacts
 from tiewise.checkpoint.rules.rule import Observation, Observations, describe, names, rule, tensor_names
 from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import compares_random_rows, extent_of_comparison
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import format_bytes
 
@@ -53,6 +54,8 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
         spare = format_bytes(sum(copy.nbytes for copy in copies))
         problem = f"the file stores its table more than once, which costs {spare}"
         problem += f". {tensor_names(copies)} equals {describe(table)}"
+        if compares_random_rows(table):
+            problem += f", {extent_of_comparison(table)}"
         yield short(copies[0].name), problem, EXPORT
 
 

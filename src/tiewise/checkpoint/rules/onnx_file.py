@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.file_sources import FileSource, LocalFile, LocalFolder, OpenFile, read_beginning
+from tiewise.checkpoint.file_sources import (
+    FileSource,
+    HubSource,
+    LocalFile,
+    LocalFolder,
+    OpenFile,
+    read_beginning,
+)
 from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
 from tiewise.checkpoint.table_scans import same_shared
 from tiewise.checkpoint.untrusted import short
@@ -85,6 +92,7 @@ class OnnxFacts:
     outputs: tuple[str, ...]
     source: Facts | None = None  # the Hugging Face checkpoint; None if the caller named none
     scan: bool = True  # True if tables may be read, False for headers only
+    repository: HubSource | None = None  # repository of the Hub with the file; None for a file on disk
 
     @cached_property
     def makers(self) -> dict[str, OnnxNode]:
