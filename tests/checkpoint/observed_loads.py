@@ -68,6 +68,7 @@ def token_ends(model: Any) -> tuple[list[Any], Any]:
     `get_output_embeddings` of a few classes returns None although a tie of the class names their head.
     """
     tables, head = saved.ends(model)
+    tables = [table for table in tables if table.weight.dim() == 2]  # Whisper's encoder names a convolution
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for target, source in (model._tied_weights_keys or {}).items():
         is_of_table = any(parameters.get(source) is table.weight for table in tables)

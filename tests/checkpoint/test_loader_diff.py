@@ -37,6 +37,13 @@ def test_table_of_loaders_is_as_run_on_random_checkpoints(loader_diff, tenth):
     assert decided > TENTH // 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [91053, 91108, 91203, 91306, 91475, 91662, 201537])
+def test_checkpoints_that_once_disagreed_are_as_run(loader_diff, seed):
+    (comparison,) = loader_diff.compare(seed, loader_diff.class_pools(), ["transformers"])
+    assert comparison.verdict == loader_diff.AGREES, comparison.line()
+
+
 def options_of(loader_diff, monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["loader_diff.py", *map(str, arguments)])
     return loader_diff.parsed_options()
