@@ -68,9 +68,9 @@ def _mean_factor(options: LossOptions, targets: Tensor, wide: torch.dtype) -> Te
     """
     valid = targets != options.ignore_index
     if options.class_weight is None:
-        total = valid.sum()
-    else:
-        total = (options.class_weight.to(wide)[targets.where(valid, 0)] * valid).sum()
+        factor: Tensor = valid.sum().clamp(min=1).to(wide).reciprocal()
+        return factor
+    total: Tensor = (options.class_weight.to(wide)[targets.where(valid, 0)] * valid).sum()
     return 1 / total.where(total > 0, 1).to(wide)
 
 

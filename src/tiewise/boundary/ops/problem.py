@@ -115,6 +115,8 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
 
 def flat_rows(features: Tensor) -> Tensor:
     """Return features [..., E] as [N, E], also if E is 0."""
+    if features.dim() == 2:
+        return features
     return features.reshape(math.prod(features.shape[:-1]), features.shape[-1])
 
 
