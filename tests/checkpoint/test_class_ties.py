@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tiewise.checkpoint.class_ties import Tie, TiedTensors, tie_loaded
+from tiewise.checkpoint.class_ties import ClassTie, TiedTensors, tie_loaded
 
 NAMES = [f"{letter}.weight" for letter in "abcdef"]
 
@@ -51,7 +51,7 @@ def test_ties_are_those_of_transformers(seed):
 
 
 def test_refused_tie_concerns_all_tensors_of_its_parameters():
-    tied = TiedTensors({"head": "shared"}, [Tie("decoder", "shared")])
+    tied = TiedTensors({"head": "shared"}, [ClassTie("decoder", "shared")])
     assert [name for name in ("head", "shared", "decoder", "encoder") if tied.warns_about(name)] == [
         "head",
         "shared",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Tie(NamedTuple):
+class ClassTie(NamedTuple):
     """One tie of a class: the target becomes the source's parameter."""
 
     target: str
@@ -23,7 +23,7 @@ class TiedTensors:
     """Parameters of a class after its ties."""
 
     parameters: dict[str, str] = field(default_factory=dict)  # {tied tensor: tensor whose parameter it is}
-    refused: list[Tie] = field(default_factory=list)  # ties left out with a warning, as the numbers differ
+    refused: list[ClassTie] = field(default_factory=list)  # ties left out with a warning, as the numbers differ
 
     def parameter(self, name: str) -> str:
         """Return the tensor whose parameter this tensor is; its own name if no tie changed it."""
@@ -37,7 +37,7 @@ class TiedTensors:
         """Return whether a tie of this tensor's parameter was left out with a warning."""
         return any(self.has_parameter_of(tie, name) for tie in self.refused)
 
-    def has_parameter_of(self, tie: Tie, name: str) -> bool:
+    def has_parameter_of(self, tie: ClassTie, name: str) -> bool:
         """Return whether one of a tie's tensors is the same parameter as this tensor."""
         return self.are_tied(name, tie.target) or self.are_tied(name, tie.source)
 
@@ -51,7 +51,7 @@ def tie_loaded(ties: Mapping[str, str], absent: Iterable[str], are_equal: Callab
         are_equal: whether the loaded numbers of two tensors are equal.
     """
     tied, missing = TiedTensors(), set(absent)
-    pairs = [Tie(target, source) for target, source in ties.items()]
+    pairs = [ClassTie(target, source) for target, source in ties.items()]
     for number, pair in enumerate(pairs):
         if missing.isdisjoint(pair):
             if not are_equal(tied.parameter(pair.target), tied.parameter(pair.source)):
@@ -66,18 +66,18 @@ def tie_loaded(ties: Mapping[str, str], absent: Iterable[str], are_equal: Callab
     return tied
 
 
-def _share(tied: TiedTensors, pair: Tie) -> None:
+def _share(tied: TiedTensors, pair: ClassTie) -> None:
     """Make the target the source's parameter."""
     tied.parameters[pair.target] = tied.parameter(pair.source)
 
 
-def _filling_tie(pair: Tie, later: Sequence[Tie], missing: set[str]) -> Tie | None:
+def _filling_tie(pair: ClassTie, later: Sequence[ClassTie], missing: set[str]) -> ClassTie | None:
     """Return the tie that fills a missing tensor of a pair; None without a stored tensor."""
     if pair.source not in missing:
         return pair
     if pair.target not in missing:
-        return Tie(target=pair.source, source=pair.target)
+        return ClassTie(target=pair.source, source=pair.target)
     for other in later:
         if other.source == pair.source and other.target not in missing:
-            return Tie(pair.target, other.target)
+            return ClassTie(pair.target, other.target)
     return None
