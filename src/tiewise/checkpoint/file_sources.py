@@ -1,7 +1,7 @@
 """Sources of a checkpoint's files: a folder on disk, or a repository of the Hub.
 
 A `FileSource` lists its files, reads a small file as a whole, and opens a large one to read parts of it. All code above
-reads untrusted files through these three methods, so every rule runs on both kinds of source.
+reads untrusted files through a source, so every rule runs on both kinds.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import PER_LAYER
 from tiewise.checkpoint.numeric_ends import require_loadable_options, require_readable_tables
 from tiewise.checkpoint.rewrite.change import Movement, NewTensor, Pieces, refuse
+from tiewise.checkpoint.rewrite.config_ids import padding_ids
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
@@ -192,6 +193,32 @@ def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
             continue
         if _may_be_of_tokens(name):
             yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
+
+
+@dataclass(frozen=True)
+class PaddingChange:
+    """A new id of padding, which shifts the positions of all tokens."""
+
+    problem: str  # sentence
+    old: int
+
+
+def shift_of_positions(facts: Facts, new_id: Callable[[str, int], int | None]) -> PaddingChange | None:
+    """Return the change of an id of padding from which the class counts positions.
+
+    None: the positions stay. RoBERTa's first position is the id of padding plus one.
+
+    Args:
+        new_id: function from a dotted path in config.json and its id to the new id; None for a dropped token.
+    """
+    if not facts.class_ends.counts_from_pad:
+        return None
+    for path, number in padding_ids(facts.config).items():
+        new = new_id(path, number)
+        if new != number:
+            problem = f"{facts.path}: its positions start after {path}, which would change from {number} to {new}"
+            return PaddingChange(problem, number)
+    return None
 
 
 def head_columns(facts: Facts, rows: int) -> list[Stored]:

@@ -36,7 +36,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.checkpoint.rewrite.change import Change, Pieces, refuse, require_plain_head
-from tiewise.checkpoint.rewrite.config_ids import id_values, padding_ids, replace_ids
+from tiewise.checkpoint.rewrite.config_ids import id_values, replace_ids
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import (
@@ -44,6 +44,7 @@ from tiewise.checkpoint.rewrite.token_rows import (
     notes_on_other_tables,
     parts_of_tokens,
     resized_tensors,
+    shift_of_positions,
     vocab_size_changes,
 )
 from tiewise.checkpoint.rules.rule import counted
@@ -198,19 +199,15 @@ def transplant(
 def _require_positions(facts: Facts, changes: Mapping[str, Any], force: bool) -> tuple[str, ...]:
     """Raise if the new vocabulary would shift the positions of all tokens.
 
-    RoBERTa's first position is the id of padding plus one. With `force`, return the problem as a note instead.
+    With `force`, return the problem as a note instead.
 
     Args:
         changes: {dotted path in config.json: new value}.
     """
-    if not facts.class_ends.counts_from_pad:
+    change = shift_of_positions(facts, lambda path, number: changes.get(path, number))
+    if change is None:
         return ()
-    for path, number in padding_ids(facts.config).items():
-        new = changes.get(path, number)
-        if new != number:
-            problem = f"{facts.path}: its positions start after {path}, which would change from {number} to {new}"
-            return refuse(problem, f"give a tokenizer whose padding token is {number}", force)
-    return ()
+    return refuse(change.problem, f"give a tokenizer whose padding token is {change.old}", force)
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:

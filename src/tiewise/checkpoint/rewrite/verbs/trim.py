@@ -32,6 +32,7 @@ from tiewise.checkpoint.rewrite.token_rows import (
     ROWS_STAY,
     parts_of_tokens,
     resized_tensors,
+    shift_of_positions,
     unknown_tables,
     vocab_size_changes,
 )
@@ -218,13 +219,9 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
 
 def _require_positions(facts: Facts, new_ids: Mapping[int, int]) -> None:
     """Raise if the id of padding changes and the class counts positions from it."""
-    if not facts.class_ends.counts_from_pad:
-        return
-    for path, number in padding_ids(facts.config).items():
-        new = new_ids.get(number)
-        if new != number:
-            problem = f"{facts.path}: its positions start after {path}, which would change from {number} to {new}"
-            raise CheckpointError(problem, "nothing here trims it: some ids before padding have no token")
+    change = shift_of_positions(facts, lambda path, number: new_ids.get(number))
+    if change is not None:
+        raise CheckpointError(change.problem, "nothing here trims it: some ids before padding have no token")
 
 
 def _tokens_that_must_stay(
