@@ -105,6 +105,11 @@ class _RecordingComposite(Composite):
         super().__init__(values)
         self.asked = {}
 
+    def has(self, name):
+        """Record that the reader asks for the part, and let it read parts that are null by default."""
+        super().has(name)
+        return True
+
     def part(self, name, family):
         part = self.outer.values.get(name)
         if part is None:

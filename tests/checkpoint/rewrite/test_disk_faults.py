@@ -1,6 +1,7 @@
 """Test that a fault at any write, close, fsync, link or rename of a rewrite leaves a complete result or none."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from tests.checkpoint.rewrite.faulty_rewrite import VERBS
 from tiewise.checkpoint.rewrite import listing
 
 FAULTY = Path(__file__).with_name("faulty_rewrite.py")
+ROOT = Path(__file__).parents[3]
 SAYS = {"ENOSPC": "no space left while writing (No space left on device); free some space, or choose another disk"}
 SAYS |= {"EIO": "cannot be written (Input/output error); give a folder that you may write"}
 KINDS = {"write", "close", "fsync", "mkdir", "replace"}  # calls that every rewrite makes
@@ -21,7 +23,10 @@ REFUSED = ("write", "chmod", "replace")  # no rewrite survives a fault there
 def records(folder, how, step, verbs=tuple(VERBS)):
     """Run the program and return {verb: its record}."""
     command = [sys.executable, FAULTY, folder / "folder", how, str(step), *verbs]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_faulty_rewrite_covers_every_verb():
