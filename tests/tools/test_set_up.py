@@ -1,6 +1,8 @@
 """Test that `tools/set_up.py` reports the stages of an installation and its failure."""
 
 import sys
+import time
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,27 @@ def test_failed_command_exits_with_its_last_lines():
 def test_lines_of_yields_both_streams():
     code = "import sys; print('one', flush=True); print('two', file=sys.stderr, flush=True)"
     assert list(set_up.lines_of([sys.executable, "-c", code])) == ["one\n", "two\n"]
+
+
+def test_background_compiler_compiles_modules_as_they_grow_and_skips_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(set_up, "IMPORTED", ("one",))
+    module, faulty = tmp_path / "one" / "grows.py", tmp_path / "one" / "faulty.py"
+    skipped = [tmp_path / "one" / "tests" / "test.py", tmp_path / "other" / "unused.py"]
+    for path in (module, faulty, *skipped):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("value = 1\n")
+    faulty.write_text("value = (\n")
+    compiled = Path(cache_from_source(module))
+    with set_up.BackgroundCompiler(tmp_path):
+        wait_until(compiled.exists)
+        module.write_text("value = 1\nother = 'added'\n")  # pip writes the rest of the module
+        wait_until(lambda: b"added" in compiled.read_bytes())
+    assert not any(Path(cache_from_source(path)).exists() for path in (faulty, *skipped))
+
+
+def wait_until(condition):
+    """Return as soon as a condition holds; fail after ten seconds."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

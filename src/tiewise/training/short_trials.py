@@ -327,7 +327,8 @@ def measure_pace(job: Job, steps: int) -> Pace:
     Some tokens are evaluated before the timing, to warm up.
     """
     token = ranks.on_rank_zero(lambda: _seconds_per_token(job))
-    trial_settings = replace(job.settings, steps=4 * steps)  # a trial takes a quarter of the steps
+    measured = min(job.settings.measured, kind_of(job.settings).curve_blocks * job.settings.length)
+    trial_settings = replace(job.settings, steps=4 * steps, measured=measured)  # a trial takes a quarter of the steps
     trial = make_trial(replace(job, spec=job.spec.plainly(), settings=trial_settings), job.folder)
     trial = replace(trial, title="speed")
     begin, computed = monotonic(), thread_time()
