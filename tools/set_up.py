@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"torch": 53, "dev": 110}  # number of packages of each extra
+PACKAGES = {"torch": 53, "dev": 117}  # number of packages of each extra
 SIZES = {"torch": "1.4 GB", "dev": "2.9 GB"}
 SECONDS = {"torch": 80, "dev": 150}  # time of the installation on two cores, downloads included
 # packages that training imports, and folders in them that it does not import

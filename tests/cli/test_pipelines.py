@@ -1,19 +1,20 @@
-"""Test the pre-commit hook and the GitHub action: their files are parsed, and their commands run."""
+"""Test the pre-commit hook with pre-commit itself, and the GitHub action by its shell steps, without a network."""
 
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+import venv
 
 import pytest
 import yaml
 from tests.answers.faults import FAULTS
 from tests.checkpoint.tiny_checkpoints import llama
-
-ROOT = Path(__file__).parents[2]
+from tests.cli.source_copies import CLONE as ROOT
+from tests.cli.source_copies import OFFLINE, add_dependencies, copy_sources, dependency_folders
 
 
 @pytest.fixture
@@ -35,9 +36,15 @@ def repository(tmp_path):
     path.mkdir()
     llama(path / "sound", rows=64)
     FAULTS["b012-rows"](path / "broken")
-    for line in ("git init -q", "git add ."):
-        subprocess.run(line.split(), cwd=path, check=True)
+    git(path, "init", "-q")
+    git(path, "add", ".")
     return path
+
+
+def git(folder, *words):
+    """Run git in a folder as a made-up person; return what it prints."""
+    person = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
+    return subprocess.run(["git", *person, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def run(command, folder, variables):
@@ -57,11 +64,88 @@ def test_hook_checks_the_folders_of_its_arguments(repository, programs):
     assert run(shlex.split(hook["entry"]), repository, programs).returncode == 2  # without arguments
 
 
-def check_step():
-    """Return the shell script of the action's last step, and the variables that it reads."""
-    steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
-    assert all("${{" not in step.get("run", "") for step in steps)  # inputs reach the shell as variables only
-    return steps[-1]["run"], steps[-1]["env"]
+@pytest.fixture
+def hooks(tmp_path):
+    """Return the folder of a git repository with the hook's file."""
+    path = tmp_path / "hooks"
+    path.mkdir()
+    shutil.copy(ROOT / ".pre-commit-hooks.yaml", path)
+    git(path, "init", "-q")
+    return path
+
+
+@pytest.fixture
+def pre_commit(repository, programs, hooks):
+    """Return a function that runs pre-commit on all files of the repository, with the hook of the other one."""
+    pytest.importorskip("pre_commit")
+
+    def run_hook(*arguments, variables=programs, **settings):
+        git(hooks, "add", ".")
+        if git(hooks, "status", "--porcelain"):
+            git(hooks, "commit", "-q", "-m", "test: add the files")
+        hook = {"id": "tiewise-check", "args": list(arguments), **settings}
+        source = {"repo": str(hooks), "rev": git(hooks, "rev-parse", "HEAD").strip(), "hooks": [hook]}
+        (repository / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": [source]}))
+        git(repository, "add", ".")
+        command = [sys.executable, "-m", "pre_commit", "run", "--all-files", "--color=never"]
+        return run(command, repository, variables | {"PRE_COMMIT_HOME": str(hooks.with_name("pre-commit"))})
+
+    return run_hook
+
+
+def test_pre_commit_passes_on_a_sound_folder_and_fails_on_a_broken_one(pre_commit):
+    passed = pre_commit("sound", language="system")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert re.search(r"^tiewise check\.+Passed$", passed.stdout, re.MULTILINE)
+    failed = pre_commit("sound", "broken", language="system")
+    assert failed.returncode == 1
+    assert re.search(r"^tiewise check\.+Failed$", failed.stdout, re.MULTILINE)
+    assert "exit code: 1" in failed.stdout
+    assert "broken: BROKEN: the config says tied" in failed.stdout
+
+
+def test_pre_commit_skips_the_hook_if_no_file_is_of_a_checkpoint(pre_commit, repository):
+    git(repository, "rm", "-rqf", "sound", "broken")
+    (repository / "notes.md").write_text("no checkpoint\n")
+    skipped = pre_commit("broken", language="system")
+    assert skipped.returncode == 0, skipped.stdout + skipped.stderr
+    assert re.search(r"^tiewise check\.+\(no files to check\)Skipped$", skipped.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_pre_commit_installs_the_hook_as_its_file_says(pre_commit, hooks, tmp_path):
+    copy_sources(hooks)
+    installed = {"PYTHONPATH": os.pathsep.join(dependency_folders()), "COLUMNS": "200"}
+    installed |= {"VIRTUALENV_OVERRIDE_APP_DATA": str(tmp_path / "app-data"), "VIRTUALENV_NO_PERIODIC_UPDATE": "1"}
+    variables = os.environ | OFFLINE | installed
+    passed = pre_commit("sound", variables=variables)
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    failed = pre_commit("broken", variables=variables)
+    assert failed.returncode == 1
+    assert "BROKEN: the config says tied" in failed.stdout
+    assert len(list((tmp_path / "pre-commit").glob("repo*/py_env-*/bin/tiewise"))) == 1
+
+
+BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")  # as a composite action runs its steps
+
+
+def shell_steps():
+    """Return the steps of the action that are shell scripts."""
+    setup, *steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
+    assert setup["uses"].startswith("actions/setup-python@")
+    assert [step["shell"] for step in steps] == ["bash", "bash"]
+    assert all("${{" not in step["run"] for step in steps)  # inputs reach the shell as variables only
+    return steps
+
+
+INPUTS = {"FAIL_ON": "error", "BASELINE": "", "SARIF_FILE": "out.sarif"}
+
+
+def check_variables(**values):
+    """Return the variables of the check's step, as the action sets them from its inputs."""
+    values = INPUTS | values
+    assert values.keys() == shell_steps()[-1]["env"].keys()
+    return values
 
 
 @pytest.mark.parametrize(
@@ -78,10 +162,8 @@ def check_step():
 def test_action_annotates_and_writes_sarif(repository, programs, paths, options, code):
     base = run(["tiewise", "check", "broken", "--json"], repository, programs).stdout
     (repository / "base.json").write_text(base)
-    script, names = check_step()
-    values = {"PATHS": paths, "FAIL_ON": "error", "BASELINE": "", "SARIF_FILE": "out.sarif"} | options
-    assert values.keys() == names.keys()
-    done = run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script], repository, programs | values)
+    values = check_variables(PATHS=paths, **options)
+    done = run([*BASH, shell_steps()[-1]["run"]], repository, programs | values)
     assert done.returncode == code, done.stderr
     is_reported = code > 0 or options.get("FAIL_ON") == "never"
     assert ("::error " in done.stdout) == is_reported
@@ -91,6 +173,27 @@ def test_action_annotates_and_writes_sarif(repository, programs, paths, options,
     assert not (repository / "planted").exists()
 
 
-def test_action_installs_the_package_at_its_own_path():
-    _, install, _ = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
-    assert shlex.split(install["run"]) == ["python", "-m", "pip", "install", "--quiet", "$GITHUB_ACTION_PATH"]
+@pytest.fixture
+def new_python(tmp_path):
+    """Return variables with which `python` is that of a new environment without tiewise, as after setup-python."""
+    environment = tmp_path / "environment"
+    venv.create(environment)
+    add_dependencies(environment)
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return kept | OFFLINE | {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}", "PIP_NO_COMPILE": "1"}
+
+
+def test_action_installs_the_package_at_its_own_path_and_checks_with_it(repository, new_python, tmp_path):
+    action = tmp_path / "action"
+    copy_sources(action)
+    variables = new_python | {"GITHUB_ACTION_PATH": str(action)} | check_variables(PATHS="sound\nbroken")
+    install, check = (step["run"] for step in shell_steps())
+    missing = run([*BASH, check], repository, variables)
+    assert "No module named tiewise" in missing.stderr
+    done = run([*BASH, install], repository, variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.rmtree(action)  # the package does not need its sources any more
+    checked = run([*BASH, check], repository, variables)
+    assert checked.returncode == 1, checked.stderr
+    assert "::error " in checked.stdout
+    assert json.loads((repository / "out.sarif").read_text())["runs"][0]["results"]

@@ -1,13 +1,11 @@
 """Test an installed wheel: it has every file of the package, and its commands run without the source tree.
 
-The new environment takes the dependencies from the running interpreter's site-packages by a line in a `.pth` file.
-Python ignores the `.pth` files of a folder that is added this way, so an editable install there stays off the path.
+The new environment takes the dependencies from the running interpreter's site-packages.
 """
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -17,13 +15,12 @@ from pathlib import Path
 
 import pytest
 from tests.cli.cli_tiny import TINY, write_text
+from tests.cli.source_copies import CLONE, add_dependencies, copy_sources, package_files
 from tests.inspection.tiny_folders import write_model
 
 pytestmark = pytest.mark.slow
 
-CLONE = Path(__file__).parents[2]
 PACKAGE = CLONE / "src/tiewise"
-BUILD_FILES = ("pyproject.toml", "README.md", "LICENSE")
 PLOTLY_BYTES = 1_000_000  # plotly's script has 4.8 MB, the page's own script 3 kB
 # why `kernels build` refuses: the processor or torch cannot use kernels, or the machine has no g++
 NO_KERNELS = ("no kernels for this machine", "no C++ compiler")
@@ -51,22 +48,6 @@ class Wheel:
         return self.run("tiewise", *line.split()).stdout
 
 
-def package_files():
-    """Return the files under src/tiewise that git tracks or would track, relative to src."""
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "tiewise"]
-    names = subprocess.run(listing, cwd=CLONE / "src", check=True, capture_output=True, text=True).stdout.split("\0")
-    return {name for name in names if name and (CLONE / "src" / name).exists()}
-
-
-def copy_sources(target):
-    """Copy the sources of the wheel, so that old build files have no effect and the clone gets no new ones."""
-    for name in package_files():
-        (target / "src" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(CLONE / "src" / name, target / "src" / name)
-    for name in BUILD_FILES:
-        shutil.copy(CLONE / name, target / name)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     root = tmp_path_factory.mktemp("wheel")
@@ -79,9 +60,7 @@ def wheel(tmp_path_factory):
     (path,) = built.iterdir()
     python = environment / "bin/python"
     subprocess.run([*pip, "--python", python, "install", "-q", *offline, path], check=True)
-    (site_packages,) = environment.glob("lib/python*/site-packages")
-    dependencies = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
-    (site_packages / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    add_dependencies(environment)
     folder.mkdir()
     return Wheel(path, environment, folder)
 
