@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -38,7 +38,7 @@ from benchmarks.gpu_record import PhaseResult, describe_card, read_record, write
 from tiewise.boundary.ops import devices  # noqa: E402
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle  # noqa: E402
 from tiewise.boundary.ops.log_prob import linear_log_prob  # noqa: E402
-from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup  # noqa: E402
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, path_sums, tied_lookup  # noqa: E402
 from tiewise.boundary.ops.soft_targets import linear_divergence  # noqa: E402
 from tiewise.core.backends import CHUNK_ELEMENTS  # noqa: E402
 from tiewise.core.errors import TiewiseWarning  # noqa: E402
@@ -119,6 +119,8 @@ class Setup:
         if not self.on_gpu:
             raise NotRun("needs a GPU")
 
+
+Check = Callable[[Setup], list[Figure]]
 
 # problems and distances
 
@@ -530,6 +532,16 @@ def make_asynchronous_steps(setup: Setup, device: str) -> Iterator[tuple[str, Ca
         for name, loss in losses.items():
             yield f"{str(dtype)[6:]} {name}", lambda loss=loss: loss().backward()
 
+        def record_paths(w: Tensor = w, t: Tensor = t) -> None:
+            """Record so many micro-batches that the record merges them, and sum both paths."""
+            record = PathRecord()
+            for part in t.clamp(min=0).split(-(-setup.n // 10)):
+                rows, table = tied_lookup(w, part, LookupOptions(record=record))
+                linear_cross_entropy(rows, table, part).backward()
+            path_sums(w.grad, record)
+
+        yield f"{str(dtype)[6:]} recorded paths", record_paths
+
 
 def find_synchronisation(step: Callable[[], None], on_gpu: bool) -> str:
     """Return the error of a step that reads a value from the device, else ""."""
@@ -755,7 +767,7 @@ def seeds(setup: Setup) -> list[Figure]:
     return [Figure("seeds and numbers that differ after install", float(process.stdout.split()[-1]), 0)]
 
 
-CHECKS: tuple[Callable[[Setup], list[Figure]], ...] = (
+CHECKS: tuple[Check, ...] = (
     wide_products,
     fp32_logits,
     minus_infinity_and_none,
@@ -775,10 +787,10 @@ CHECKS: tuple[Callable[[Setup], list[Figure]], ...] = (
 )
 
 
-def run_check(check: Callable[[Setup], list[Figure]], setup: Setup) -> Outcome:
-    """Run one check; on a CPU, emulate a GPU."""
+def run_check(check: Check, setup: Setup, name: str = "") -> Outcome:
+    """Run one check; on a CPU, emulate a GPU. The outcome's name is that of the check, or `name`."""
     start = time.perf_counter()
-    outcome = Outcome(check.__name__, "right")
+    outcome = Outcome(name or check.__name__, "right")
     emulation = contextlib.nullcontext() if setup.on_gpu or check is synchronisations else gpu_branch()
     try:
         with emulation, warnings.catch_warnings():
@@ -817,27 +829,32 @@ def format_outcome(outcome: Outcome) -> str:
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
     """Run the checks that the file lacks, or has as wrong, until the deadline."""
+    return run_checks({check.__name__: check for check in CHECKS}, setup, path, deadline)
+
+
+def run_checks(checks: Mapping[str, Check], setup: Setup, path: Path, deadline: float) -> PhaseResult:
+    """Run the checks, by name, that a phase's file lacks, or has as wrong, until the deadline."""
     import transformers
 
     record = read_record(path, describe_card(setup.device) | {"transformers": transformers.__version__})
     states = {check["check"]: check["state"] for check in record.setdefault("checks", [])}
     result = PhaseResult()
-    for check in CHECKS:
-        state = states.get(check.__name__, "wrong")
+    for name, check in checks.items():
+        state = states.get(name, "wrong")
         if state == "wrong" and time.monotonic() > deadline:
             result.missing += 1
             continue
         if state == "wrong":
-            outcome = run_check(check, setup)
+            outcome = run_check(check, setup, name)
             print(format_outcome(outcome), flush=True)
             if is_context_dead(setup):
                 outcome.state = "wrong"
             state = outcome.state
-            others = [other for other in record["checks"] if other["check"] != check.__name__]
+            others = [other for other in record["checks"] if other["check"] != name]
             record["checks"] = [*others, describe_outcome(outcome)]
             write_record(path, record)
         result.right += state == "right"
-        result.wrong += [check.__name__] * (state == "wrong")
+        result.wrong += [name] * (state == "wrong")
         if is_context_dead(setup):
             break
     return result

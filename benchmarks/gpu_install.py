@@ -100,9 +100,7 @@ def compare_family(name: str, setup: Setup) -> list[Figure]:
 
 def run_family(name: str, setup: Setup) -> Outcome:
     """Return the outcome of one family under its name."""
-    outcome = run_check(lambda setup: compare_family(name, setup), setup)
-    outcome.check = name
-    return outcome
+    return run_check(lambda setup: compare_family(name, setup), setup, name)
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:

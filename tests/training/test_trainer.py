@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.gpu_branch import gpu_branch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiewise.training import trainer
@@ -141,3 +143,60 @@ def test_training_arguments_pin_memory_and_copy_asynchronously_with_gpu(job, tin
     found = trainer.training_arguments(job(tiny_settings(), tmp_path))
     assert found.dataloader_pin_memory == gpu
     assert found.accelerator_config == {"non_blocking": gpu}
+
+
+class ReadCounter(TorchDispatchMode):
+    """Counter of operators that return a value to Python, which waits for a GPU."""
+
+    reading = ("_local_scalar_dense", "_unique2", "nonzero", "equal", "masked_select")
+
+    def __init__(self):
+        super().__init__()
+        self.reads = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in self.reading:
+            self.reads.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arm", ["tied", "untied"])
+def test_path_norms_are_read_at_logs_alone(text, job, tiny_settings, arm, monkeypatch):
+    noted, logged = ReadCounter(), ReadCounter()
+
+    def count(method, counter):
+        def counted(self):
+            with counter:
+                return method(self)
+
+        return counted
+
+    monkeypatch.setattr(TiewiseTrainer, "_note_path_norms", count(TiewiseTrainer._note_path_norms, noted))
+    monkeypatch.setattr(TiewiseTrainer, "_means_of_window", count(TiewiseTrainer._means_of_window, logged))
+    with gpu_branch():
+        witness, _ = train_steps(KIND.build(job(tiny_settings(), arm=arm)), text, accumulate=2, logging_steps=STEPS)
+    assert noted.reads == []
+    assert len(logged.reads) == 3 * len(witness.logs) == 3  # path_a, path_b and cosine
+
+
+def test_clock_waits_for_the_accelerator_before_a_pause_in_the_steps(job, tiny_settings, monkeypatch, tmp_path):
+    waits, now = [], [0.0]
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    def wait():
+        waits.append(now[0])
+        now[0] += 10
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", wait)
+    record = trainer.RunRecord(job(tiny_settings(), tmp_path))
+    state = SimpleNamespace(global_step=1)
+    for should_log in (False, False, True, False):
+        control = SimpleNamespace(should_log=should_log, should_save=False, should_training_stop=False)
+        record.on_step_begin(None, state, control)
+        now[0] += 1
+        record.on_step_end(None, state, control)
+        now[0] += 100  # logs and evaluation
+    assert len(waits) == 2  # the first step, which warms up, and the one that logs
+    assert (record.seconds, record.steps) == (1 + 11 + 1, 3)

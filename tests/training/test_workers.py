@@ -26,7 +26,7 @@ from tiewise.training import short_trials
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
-from tiewise.training.short_trials import Pace, settle_count, steps_within
+from tiewise.training.short_trials import Demand, Pace, settle_count, steps_within
 from tiewise.training.worker_process import Worker, _PressInCall
 from tiewise.training.workers import Workers
 
@@ -185,7 +185,7 @@ def test_settle_count_considers_threads_runs_memory_kind_and_trial_speed(job, ti
     assert chosen(9, before=4) == (4, 2, "as before the interruption")
     assert chosen(1, before=4)[:2] == (1, 8)
     assert (chosen(3, 6), chosen(9, "1")) == ((3, 2, ""), (1, 8, ""))
-    monkeypatch.setattr(short_trials, "estimate_demand", lambda job: (10 * GIGABYTE, 30.0))
+    monkeypatch.setattr(short_trials, "estimate_demand", lambda job: Demand(10 * GIGABYTE, 0, 30.0))
     slower = 0.7
     assert chosen(2)[:2] == (1, 8)
     assert chosen(9) == (8, 1, "they took 30 % less time than one at a time in a short trial")
@@ -210,9 +210,6 @@ def test_settle_count_considers_threads_runs_memory_kind_and_trial_speed(job, ti
         assert chosen(9, 6)[0] == 6
     alone = (1, 8, "each run uses the whole machine")
     assert chosen(9, one=job(tiny_settings(backend="flax"))) == alone
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert chosen(9) == alone
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(ranks, "size", lambda: 2)
     assert [chosen(9)[:2], chosen(9, 1)[:2]] == [(1, 8), (1, 8)]
     with pytest.raises(RunError, match="jobs = 4 where 2 processes train a run; leave jobs out"):
@@ -247,12 +244,67 @@ def test_worker_count_trial_decides_once_and_removes_its_files(tiny_settings, tm
 def test_estimate_demand_overestimates_memory_and_matches_operations(job, tiny_settings):
     """The reference counts weights, gradients and moments by hand."""
     settings = tiny_settings(width=256)
-    held, work = short_trials.estimate_demand(job(settings))
+    demand = short_trials.estimate_demand(job(settings))
     parameters = 300 * 256 + 256 * 256 * 4 + 3 * 256 * 680
-    assert 16 * parameters < held - 800 * (1 << 20) < 60 * parameters
+    assert 16 * parameters < demand.memory - 800 * (1 << 20) < 60 * parameters
+    assert demand.device_memory == 0
     tokens = settings.steps * settings.batch * settings.accumulate * settings.length
-    assert work == pytest.approx(6 * (parameters + 300 * 256) * tokens / short_trials.OPERATIONS, rel=0.05)
-    assert short_trials.estimate_demand(job(tiny_settings(minutes=2.0)))[1] == 120
+    assert demand.seconds == pytest.approx(6 * (parameters + 300 * 256) * tokens / short_trials.OPERATIONS, rel=0.05)
+    assert short_trials.estimate_demand(job(tiny_settings(minutes=2.0))).seconds == 120
+
+
+def test_estimate_demand_counts_the_memory_of_a_gpu(job, tiny_settings, emulated_gpu):
+    settings = tiny_settings(width=256)
+    demand = short_trials.estimate_demand(job(settings))
+    parameters = 300 * 256 + 256 * 256 * 4 + 3 * 256 * 680
+    logits = 4 * settings.batch * settings.length * 300
+    assert 16 * parameters + logits < demand.device_memory - GIGABYTE < 60 * parameters + logits
+    assert demand.memory > 3 * GIGABYTE
+    assert demand.seconds >= settings.steps * 0.01
+
+
+@pytest.fixture
+def emulated_gpu(monkeypatch):
+    """A GPU of which torch knows only that it exists, with 80 GB of free memory."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * GIGABYTE, 80 * GIGABYTE))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+
+def test_trial_decides_how_many_runs_share_a_gpu(job, tiny_settings, tmp_path, monkeypatch, emulated_gpu):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(short_trials, "free_memory", lambda: 500 * GIGABYTE)
+    monkeypatch.setattr(short_trials, "estimate_demand", lambda job: Demand(GIGABYTE, 10 * GIGABYTE, 30.0))
+    monkeypatch.setattr(short_trials, "measure_pace", lambda job, steps: Pace(1.0, 0.0, 0.0))
+    time_ratio, error = 0.7, None  # time of several at a time, relative to one at a time
+
+    class TrialWorkers(Workers):
+        def each(self, work, jobs, show, done):
+            if error is not None:
+                raise error
+            return [Pace(time_ratio * self.count, 0.0, 0.0)] * len(jobs)
+
+    def choose(runs):
+        workers = TrialWorkers("auto")
+        line = settle_count(workers, job(tiny_settings()), runs, tmp_path / "trial", ignore)
+        return workers.count, line.partition("; ")[2]
+
+    assert choose(9) == (4, "they took 30 % less time than one at a time in a short trial")
+    assert choose(3)[0] == 3
+    for free, count in ((35, 3), (23, 2), (22, 1)):  # GB of which a tenth is reserved
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * GIGABYTE, 80 * GIGABYTE))
+        assert choose(9)[0] == count
+    assert choose(9)[1] == "memory is too small for two"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * GIGABYTE, 80 * GIGABYTE))
+    monkeypatch.setattr(short_trials, "free_memory", lambda: 2 * GIGABYTE)  # of the machine
+    assert choose(9)[0] == 2
+    time_ratio = 1.0
+    assert choose(9) == (1, "2 at a time were not clearly faster in a short trial")
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    assert choose(9) == (1, "the GPU's memory did not suffice for 2 at a time")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # as with an accelerator of another vendor
+    assert choose(9) == (1, "the free memory of this accelerator is not known")
 
 
 def test_free_memory_respects_container_limit(monkeypatch, tmp_path):

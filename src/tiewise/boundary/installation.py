@@ -31,7 +31,7 @@ from tiewise.boundary.label_accounting import FusedLabelSmoother, correct_accoun
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import locate, require_module
 from tiewise.boundary.ops.exact_top import ExactTop
-from tiewise.boundary.ops.path_gradient import PathRecord
+from tiewise.boundary.ops.path_gradient import PathRecord, PathSums
 from tiewise.boundary.optimizer_state import State, merge, replace_tables, split, state_of
 from tiewise.boundary.plain_classes import require_link
 from tiewise.boundary.random_batch import Batch, random_batch
@@ -45,7 +45,7 @@ from tiewise.boundary.sharded_tables import (
     reshard,
 )
 from tiewise.boundary.shared_names import named_tables, shared_parameters
-from tiewise.boundary.table_norms import norms_of_one_table, norms_of_two_tables
+from tiewise.boundary.table_norms import sums_of_one_table, sums_of_two_tables
 from tiewise.boundary.undisturbed import generator_states, restore_generators
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import verify
@@ -168,13 +168,24 @@ class Installed:
                 over some ranks, other ranks hold the same rows and see other tokens, and `fully_shard` does not
                 connect them.
         """
+        return self.path_sums().norms()
+
+    def path_sums(self) -> PathSums:
+        """Return the norms that `path_norms` reads, as tensors, without waiting for the device.
+
+        A training loop can collect them at every step and read them at the next log. With several processes that
+        average the lookup path's rows, it waits for the device to exchange them. Raises as `path_norms`.
+
+        Returns:
+            Norms of the lookup path (`a`), the head path (`b`) and their sum (`total`), and the cosine of the two.
+        """
         table_in, table_out = self.tables()
         if table_in is not table_out:
-            return norms_of_two_tables(table_in, table_out)
+            return sums_of_two_tables(table_in, table_out)
         if self.record is None:
             remedy = "call installed.track() before the forward, which records it"
             raise UnsupportedError("path_norms of a tied table whose lookup path was not recorded", remedy)
-        return norms_of_one_table(table_in, self._link.head, self.record)
+        return sums_of_one_table(table_in, self._link.head, self.record)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return the current input table [V, E] and output table [V, E].

@@ -8,28 +8,27 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
+from tiewise.boundary.ops.path_gradient import PathRecord, PathSums, gather, path_sums
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.boundary.sharded_tables import FSDP_TABLE, is_row_parallel, local_gradient
-from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
 
 
-def norms_of_two_tables(table_in: Tensor, table_out: Tensor) -> PathNorms:
+def sums_of_two_tables(table_in: Tensor, table_out: Tensor) -> PathSums:
     """Return the norms of untied tables' gradients. Each gradient is one path; the cosine is nan."""
-    lookup, head = _norm(table_in), _norm(table_out)
-    return PathNorms(lookup, head, math.hypot(lookup, head), math.nan)
+    lookup, head = _squared_norm(table_in), _squared_norm(table_out).to(table_in.device)
+    return PathSums(torch.stack([lookup, head, lookup + head, torch.full_like(lookup, math.nan)]))
 
 
-def _norm(table: Tensor) -> float:
-    """Return the Frobenius norm of a table's gradient over all ranks; 0 without a gradient."""
+def _squared_norm(table: Tensor) -> Tensor:
+    """Return the squared norm of a table's gradient over all ranks; 0 without a gradient."""
     rows, shard = local_gradient(table.grad)
     if rows is None:
-        return 0.0
-    return path_norms(rows, PathRecord(), shard).total
+        return torch.zeros((), dtype=torch.float64, device=table.device)
+    return path_sums(rows, PathRecord(), shard).numbers[2]
 
 
-def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None) -> PathNorms:
+def sums_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None) -> PathSums:
     """Return the norms of both paths in a tied table's gradient.
 
     `record` has the rows of the lookup path.
@@ -40,7 +39,7 @@ def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None
     rows, shard = local_gradient(table.grad)
     if record is not None:
         record = _average_over_ranks(record, table, head, shard)
-    return path_norms(rows, record, shard)
+    return path_sums(rows, record, shard)
 
 
 def _average_over_ranks(

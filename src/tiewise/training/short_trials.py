@@ -15,8 +15,9 @@ Every run of every arm gets equally many steps, so that pairs stay pairs. `run.y
 A step of a small model consists of hundreds of small operations, many of them too small to be divided among threads.
 Two runs of one thread each may or may not be faster than one run of two threads, depending on what the cores share:
 both were measured. A trial therefore times a few steps of a run that has all threads, of several runs at a time, each
-with an equal share of the threads, and of the first one again. There are as many as threads, or as memory allows. If
-there is less than a minute's work, one run at a time is trained without a trial.
+with an equal share of the threads, and of the first one again. There are as many as threads, or as memory allows; on a
+GPU at most four, as far as its free memory allows. If there is less than a minute's work, one run at a time is trained
+without a trial.
 
 Other programs slow down a run of several threads more than runs of one, because its threads wait for each other. The
 trial then holds for this load alone, so the line about it names the load and no figure. A run notices load by the share
@@ -62,11 +63,17 @@ CALIBRATION_SHARE = 0.02  # share of the minutes for the steps of all timed tria
 LEAST_STEPS = 20  # fewest steps of a run, one per point of its curve
 LEAST_SECONDS_FOR_TRIAL = 60  # seconds of work; below it, new processes gain little, since each imports for 7 seconds
 OPERATIONS = 5e10  # operations of a core per second
+OPERATIONS_OF_DEVICE = 5e13  # operations of a GPU per second
+STEP_ON_DEVICE = 0.01  # seconds of a small model's step on a GPU: starting its kernels
+MOST_ON_DEVICE = 4  # most runs at a time on a GPU: without a shared context their kernels take turns
+RESERVE = 0.1  # share of a GPU's free memory that runs do not get
 COUNT_TRIAL_STEPS = (6, 40)  # fewest and most steps of a trial of the count, about a second of steps
 LARGEST_TIME_RATIO = 0.95  # time of several at a time ÷ time of one at a time, at most; closer to 1 is chance
 LEAST_CORE_SHARE = 0.8  # share of the time with a core below which other programs used the cores
 OTHERS_COMPUTED = ", during which other programs used the cores"
 _PROCESS = 800 << 20  # bytes of a process after all imports, with its buffers
+_PROCESS_WITH_DEVICE = 3 << 30  # bytes of a process after CUDA has started
+_CONTEXT = 1 << 30  # bytes of a GPU that a process needs before its first tensor
 _MEMORY = Path("/sys/fs/cgroup")  # folder with the memory limit of a container
 
 Elapsed = Callable[[], float]  # seconds since the command began
@@ -382,47 +389,85 @@ def settle_count(workers: Workers, job: Job, runs: int, folder: Path, show: Show
 
 def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Show) -> tuple[int, str]:
     """Return how many runs at a time are fastest, and the reason."""
-    threads = torch.get_num_threads()
     if ranks.size() > 1:
         return 1, "several processes train each run"
-    if torch.accelerator.is_available() or not kind_of(job.settings).side_by_side:
+    if not kind_of(job.settings).side_by_side:
         return 1, "each run uses the whole machine"
-    most, bytes_of_run, seconds = min(threads, runs), 1, 0.0
+    on_device = torch.accelerator.is_available()
+    if on_device and not torch.cuda.is_available():
+        return 1, "the free memory of this accelerator is not known"
+    most = min(torch.get_num_threads(), runs)
+    if on_device:
+        most = min(most, MOST_ON_DEVICE)
+    demand = Demand(1, 1, 0.0)
     if most > 1:
-        bytes_of_run, seconds = estimate_demand(job)
-    if runs * seconds <= LEAST_SECONDS_FOR_TRIAL:
+        demand = estimate_demand(job)
+    if runs * demand.seconds <= LEAST_SECONDS_FOR_TRIAL:
         return 1, "they are too short for several at a time"
-    most = min(most, free_memory() // bytes_of_run)
+    most = min(most, free_memory() // demand.memory)
+    if on_device:
+        most = min(most, free_device_memory() // demand.device_memory)
     if most < 2:
         return 1, "memory is too small for two"
     fewest_steps, most_steps = COUNT_TRIAL_STEPS
-    steps = round(min(max(fewest_steps, job.settings.steps / seconds), most_steps))
+    steps = round(min(max(fewest_steps, job.settings.steps / demand.seconds), most_steps))
+    return _try_count(workers, job, most, steps, folder, show)
+
+
+def _try_count(workers: Workers, job: Job, count: int, steps: int, folder: Path, show: Show) -> tuple[int, str]:
+    """Compare `count` runs at a time with one alone, in trials of `steps` steps.
+
+    Return the faster number, and the reason.
+    """
     remove(folder)  # of a trial that was interrupted
     alone_job = replace(job, folder=folder / "alone")
     before = measure_pace(alone_job, steps)
-    workers.count, workers.threads = most, threads // most
-    [together] = _paces([job], steps, folder, workers, show)
+    _release_device_memory()
+    workers.count, workers.threads = count, torch.get_num_threads() // count
+    try:
+        [together] = _paces([job], steps, folder, workers, show)
+    except torch.OutOfMemoryError:
+        workers.end()
+        remove(folder)
+        return 1, f"the GPU's memory did not suffice for {count} at a time"
     after = measure_pace(alone_job, steps)
+    _release_device_memory()
     remove(folder)
     alone = min(before, after, key=lambda pace: pace.step)  # load that comes or goes only slows one of them down
     # without the rest of a run, which is mostly imports in a process's first run
-    share = replace(together, rest=0.0).seconds(job) / most / replace(alone, rest=0.0).seconds(job)
+    share = replace(together, rest=0.0).seconds(job) / count / replace(alone, rest=0.0).seconds(job)
     is_loaded = min(alone.core, together.core) < LEAST_CORE_SHARE
     load = OTHERS_COMPUTED if is_loaded else ""
     if share > LARGEST_TIME_RATIO:
         workers.end()
-        return 1, f"{most} at a time were not clearly faster in a short trial{load}"
+        return 1, f"{count} at a time were not clearly faster in a short trial{load}"
     if is_loaded:
-        return most, f"they were faster than one at a time in a short trial{load}"
-    return most, f"they took {percent(1 - share)} less time than one at a time in a short trial"
+        return count, f"they were faster than one at a time in a short trial{load}"
+    return count, f"they took {percent(1 - share)} less time than one at a time in a short trial"
 
 
-def estimate_demand(job: Job) -> tuple[int, float]:
-    """Return the bytes and the seconds of a run, roughly, with bytes rather too many.
+@dataclass(frozen=True)
+class Demand:
+    """Rough needs of one run.
+
+    Attributes:
+        memory: bytes of this machine's memory.
+        device_memory: bytes of the accelerator's memory; 0 without one.
+        seconds: duration of the run.
+    """
+
+    memory: int
+    device_memory: int
+    seconds: float
+
+
+def estimate_demand(job: Job) -> Demand:
+    """Return the needs of a run, roughly, with bytes rather too many.
 
     Bytes are those of weights, gradients and moments, and three times the inputs and outputs of every matrix of the
-    body, for the backward pass. One more table allows for arms with two. Seconds are six operations per parameter and
-    token, at the speed of a current core in a small model.
+    body, for the backward pass. One more table allows for arms with two. On an accelerator, the logits of one chunk are
+    added. Seconds are six operations per parameter and token, at the speed of a current core in a small model, or of a
+    GPU that is never faster than its kernels can be started.
     """
     s, kind = job.settings, kind_of(job.settings)
     installed = kind.build(job)
@@ -433,11 +478,29 @@ def estimate_demand(job: Job) -> tuple[int, float]:
     numbers = sum(p.numel() for p in parameters) + job.text.vocab * s.width
     # 3 more copies: for saving, and for the model with dense tables
     copies = 2 + kind.moments(job) + 3
-    bytes_of_run = _PROCESS + 4 * (activations + copies * numbers)
-    if s.minutes is not None:
-        return bytes_of_run, 60 * s.minutes
+    tensors = 4 * (activations + copies * numbers)
     tokens = s.steps * s.batch * s.accumulate * s.length
-    return bytes_of_run, 6 * numbers * tokens / OPERATIONS
+    seconds = 6 * numbers * tokens / OPERATIONS
+    memory, device_memory = _PROCESS + tensors, 0
+    if torch.accelerator.is_available():
+        seconds = max(s.steps * s.accumulate * STEP_ON_DEVICE, 6 * numbers * tokens / OPERATIONS_OF_DEVICE)
+        memory = _PROCESS_WITH_DEVICE + 4 * copies * numbers
+        device_memory = _CONTEXT + tensors + 4 * s.batch * s.length * job.text.vocab
+    if s.minutes is not None:
+        seconds = 60 * s.minutes
+    return Demand(memory, device_memory, seconds)
+
+
+def free_device_memory() -> int:
+    """Return the bytes of the GPU that new processes can have, less a reserve for fragments."""
+    free, _ = torch.cuda.mem_get_info()
+    return round((1 - RESERVE) * free)
+
+
+def _release_device_memory() -> None:
+    """Return this process's unused memory of the GPU to other processes."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def free_memory() -> int:

@@ -217,9 +217,12 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         return loss
 
     def _note_path_norms(self) -> None:
-        """Note the norms of both gradient paths, divided by the scale of mixed precision."""
+        """Note the norms of both gradient paths, divided by the scale of mixed precision.
+
+        They stay tensors until the next log, so that no step waits for the device.
+        """
         with torch.no_grad():
-            norms = self.installed.path_norms()
+            norms = self.installed.path_sums()
         if self.installed.record is not None:
             self.installed.record.clear()
         scale = 1.0
@@ -282,8 +285,8 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         seen, self._seen = self._seen, {}
         means = {}
         for name, values in seen.items():
-            numbers = [torch.as_tensor(value).cpu().double().flatten() for value in values]
-            means[name] = float(torch.cat(numbers).mean())
+            numbers = torch.cat([torch.as_tensor(value).flatten() for value in values])
+            means[name] = float(numbers.cpu().double().mean())
         if means and self.args.world_size > 1:  # each process saw other rows
             here = torch.tensor([*means.values()], dtype=torch.float64, device=self.args.device)
             everywhere = self.accelerator.reduce(here, "mean").tolist()
@@ -383,7 +386,14 @@ class RunRecord(CheckpointedCallback):
         self._start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Stop the clock."""
+        """Stop the clock.
+
+        If the Trainer continues with something other than a step, the clock includes the work that the accelerator has
+        not finished.
+        """
+        is_last = control.should_log or control.should_save or control.should_training_stop
+        if torch.accelerator.is_available() and (is_last or not self._warm):
+            torch.accelerator.synchronize()
         if self._warm:
             self.seconds += time.perf_counter() - self._start
             self.steps += 1

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from tests.boundary.tiny_models import Allocations
 
 from tiewise.boundary.ops import path_gradient
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
-from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, path_sums, tied_lookup
 from tiewise.core.errors import UnsupportedError
 
 V, E, N = 31, 6, 40
@@ -232,13 +231,49 @@ def test_path_norms_recorded_on_a_gpu_equal_those_of_a_cpu():
     torch.testing.assert_close(asdict(norms[1]), asdict(norms[0]))
 
 
-def test_recording_the_lookup_path_does_not_synchronise_the_gpu(monkeypatch):
-    table, body, ids, targets = make_problem()
-    leaf, record = table.clone().requires_grad_(), PathRecord()
-    loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
-    with gpu_branch(), monkeypatch.context() as patch:
-        patch.setattr(path_gradient, "_sum_by_token", Mock(side_effect=AssertionError("this synchronises")))
-        loss.backward()
+def test_recording_and_summing_both_paths_does_not_synchronise_the_gpu():
+    """Reading a value raises an error on a meta tensor and synchronises on a CUDA tensor."""
+    table, body, ids, targets = (x.to("meta") for x in make_problem())
+    leaf, record = table.requires_grad_(), PathRecord()
+    for part in torch.arange(N).split(1):  # more pieces than the record keeps before it merges them
+        part = slice(int(part), int(part) + 1)
+        ours(leaf, body, ids[part], targets[part], LookupOptions(record=record)).backward()
+        sums = path_sums(leaf.grad, record)
+        assert all(x.is_meta for x in (sums.a, sums.b, sums.total, sums.cosine))
+    assert len(record.pieces) < 9
+    with pytest.raises(NotImplementedError):
+        record.merged()  # this one reads values
+
+
+@given(st.lists(st.integers(0, V - 1), max_size=40), st.integers(0, 1000))
+def test_merged_rows_are_the_sums_by_token_in_at_most_v_slots(tokens, seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.tensor(tokens, dtype=torch.long)
+    rows = torch.randn(len(ids), E, generator=generator, dtype=torch.float64)
+    merged = PathRecord([(ids, rows)]).merged_rows(V)
+    assert len(merged.ids) == min(len(ids), V)
+    assert sorted(merged.ids[merged.is_used].tolist()) == sorted(set(tokens))
+    assert not merged.rows[~merged.is_used].any()
+    dense, expected = (torch.zeros(V, E, dtype=torch.float64) for _ in range(2))
+    dense.index_add_(0, merged.ids, merged.rows)
+    for token, row in zip(tokens, rows, strict=True):
+        expected[token] += row
+    torch.testing.assert_close(dense, expected)
+
+
+def test_record_of_many_micro_batches_on_a_gpu_stays_as_small_as_the_table():
+    record, total = PathRecord(), torch.zeros(V, E, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    with gpu_branch():
+        for _ in range(40):
+            ids = torch.randint(0, V, (3 * V,), generator=generator)
+            rows = torch.randn(3 * V, E, generator=generator, dtype=torch.float64)
+            record.add(ids, rows, V)
+            total.index_add_(0, ids, rows)
+            assert sum(len(ids) for ids, _ in record.pieces) <= V + 8 * 3 * V
+        gradient = torch.randn(V, E, generator=generator, dtype=torch.float64)
+        norms = path_norms(gradient, record)
+    assert (norms.a, norms.b) == pytest.approx((total.norm().item(), (gradient - total).norm().item()))
 
 
 @pytest.mark.parametrize(

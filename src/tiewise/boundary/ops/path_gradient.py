@@ -34,13 +34,26 @@ from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
 
 
+class MergedRows(NamedTuple):
+    """Summed rows of distinct tokens, in as many slots as there can be distinct tokens.
+
+    Attributes:
+        ids: [U] tokens. Used slots come first and have distinct tokens; unused slots repeat the first token.
+        rows: [U, E], zero in unused slots.
+        is_used: [U], True in used slots.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    is_used: Tensor
+
+
 @dataclass
 class PathRecord:
     """Gradient rows of the lookup path since the last `clear`, stored until the optimizer step.
 
     Each piece holds the tokens of one backward pass and their rows. On a CPU a piece has one row per distinct token. On
-    other devices, where finding distinct tokens costs a synchronisation, it has one row per token until pieces are
-    merged.
+    other devices, where counting distinct tokens costs a synchronisation, it has one row per token.
 
     >>> import torch
     >>> record = PathRecord()
@@ -54,19 +67,33 @@ class PathRecord:
 
     pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def add(self, ids: Tensor, rows: Tensor) -> None:
-        """Add the gradient rows [n, E] of the tokens `ids` [n].
+    def add(self, ids: Tensor, rows: Tensor, vocab: int | None = None) -> None:
+        """Add the gradient rows [n, E] of the tokens `ids` [n], which are below `vocab`.
 
-        More than eight pieces are merged into one, so that memory stays bounded.
+        More than eight pieces are merged into one, so that memory stays bounded. Outside a CPU the merged piece has at
+        most `vocab` rows, and nothing waits for the device; without `vocab` it has a row per distinct token.
         """
         self.pieces.append((ids, rows))
-        if len(self.pieces) > 8:
+        if len(self.pieces) <= 8:
+            return
+        if vocab is None or devices.is_cpu(rows):
             self.pieces = [self.merged()]
+        else:
+            merged = self.merged_rows(vocab)
+            self.pieces = [(merged.ids, merged.rows)]
 
     def merged(self) -> tuple[Tensor, Tensor]:
-        """Return (distinct tokens [U], their summed rows of the lookup path [U, E])."""
+        """Return (distinct tokens [U], their summed rows of the lookup path [U, E]).
+
+        It waits for the device, because U depends on the tokens.
+        """
         ids, rows = zip(*self.pieces, strict=True)
         return _sum_by_token(torch.cat(ids), torch.cat(rows))
+
+    def merged_rows(self, vocab: int) -> MergedRows:
+        """Return the summed rows without waiting for the device. All tokens are below `vocab`."""
+        ids, rows = zip(*self.pieces, strict=True)
+        return _sum_into_slots(torch.cat(ids), torch.cat(rows), vocab)
 
     def clear(self) -> None:
         """Remove all rows, as `zero_grad` does for gradients."""
@@ -223,7 +250,7 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     They follow from the summed gradient [V, E] and the recorded rows of the lookup path. B equals the gradient outside
     the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after the last backward pass of a
     step and before clipping; under a GradScaler all norms carry its scale. With several processes, call
-    `gather(record)` first.
+    `gather(record)` first. It waits for the device once; `path_sums` does not.
 
     >>> import torch
     >>> record = PathRecord([(torch.tensor([0]), torch.tensor([[3.0]]))])
@@ -242,16 +269,79 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     Raises:
         UnsupportedError: there is no gradient yet or no record, or the gradient is sharded or on the meta device.
     """
+    if isinstance(gradient, Tensor):
+        _require_numbers(gradient)
+    return path_sums(gradient, record, shard).norms()
+
+
+@dataclass(frozen=True)
+class PathSums:
+    """Norms of both paths as tensors on the gradient's device.
+
+    Reading a value waits for the device.
+
+    >>> import torch
+    >>> sums = PathSums(torch.tensor([9.0, 16.0, 49.0, 12.0]))
+    >>> sums.a, sums.b, sums.cosine
+    (tensor(3.), tensor(4.), tensor(1.))
+
+    Attributes:
+        numbers: [4], fp64: ‖A‖², ‖B‖², ‖A + B‖² and A·B.
+    """
+
+    numbers: Tensor
+
+    @property
+    def a(self) -> Tensor:
+        """‖A‖, the norm of the lookup path."""
+        return self.numbers[0].sqrt()
+
+    @property
+    def b(self) -> Tensor:
+        """‖B‖, the norm of the head path."""
+        return self.numbers[1].sqrt()
+
+    @property
+    def total(self) -> Tensor:
+        """‖A + B‖, the norm of the gradient."""
+        return self.numbers[2].sqrt()
+
+    @property
+    def cosine(self) -> Tensor:
+        """Cosine of the angle between A and B; nan if a norm is 0."""
+        norms = self.a * self.b
+        return (self.numbers[3] / norms).where(norms > 0, math.nan)
+
+    def norms(self) -> PathNorms:
+        """Read the norms from the device. Raises UnsupportedError on the meta device."""
+        _require_numbers(self.numbers)
+        return PathNorms(*torch.stack([self.a, self.b, self.total, self.cosine]).tolist())
+
+
+def path_sums(gradient: Tensor | None, record: PathRecord | None, shard: VocabularyShard | None = None) -> PathSums:
+    """Return the norms that `path_norms` reads, as tensors, without waiting for the device.
+
+    So a training loop can collect them at every step, and read their mean at the next log.
+
+    Args:
+        gradient: [V, E], as in `path_norms`.
+        record: as in `path_norms`.
+        shard: as in `path_norms`.
+
+    Raises:
+        UnsupportedError: there is no gradient yet or no record, or the gradient is sharded.
+    """
     gradient, record = _require_gradient_and_record(gradient, record)
     sums = _sums_of_squares(gradient, record)
     if shard is not None:
         sums = shard.sum(sums)
-    a_squared, b_squared, total_squared, product = sums.tolist()
-    a, b = math.sqrt(a_squared), math.sqrt(b_squared)
-    cosine = math.nan
-    if a and b:
-        cosine = product / (a * b)
-    return PathNorms(a, b, math.sqrt(total_squared), cosine)
+    return PathSums(sums)
+
+
+def _require_numbers(x: Tensor) -> None:
+    """Refuse a tensor on the meta device."""
+    if x.is_meta:
+        raise UnsupportedError("path_norms of a gradient on the meta device", "give a gradient that has numbers")
 
 
 def _require_gradient_and_record(gradient: Any, record: Any) -> tuple[Tensor, PathRecord]:
@@ -264,8 +354,6 @@ def _require_gradient_and_record(gradient: Any, record: Any) -> tuple[Tensor, Pa
     if hasattr(gradient, "full_tensor"):
         fix = "give gradient.full_tensor(), on every process, and gather(record)"
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
-    if gradient.is_meta:
-        raise UnsupportedError("path_norms of a gradient on the meta device", "give a gradient that has numbers")
     return gradient, record
 
 
@@ -275,10 +363,11 @@ def _sums_of_squares(gradient: Tensor, record: PathRecord) -> Tensor:
     total = squares.sum()
     a_squared, b_squared, product = torch.zeros_like(total), total, torch.zeros_like(total)
     if record.pieces:
-        ids, rows = record.merged()
+        ids, rows, is_used = record.merged_rows(len(gradient))
         ids, rows = ids.to(gradient.device), rows.to(gradient.device, _norm_type(gradient))
-        rest = gradient[ids].to(rows.dtype).sub_(rows)
-        squares[ids] = 0
+        rest = gradient.index_select(0, ids).to(rows.dtype).sub_(rows)
+        rest.masked_fill_(~is_used.to(gradient.device)[:, None], 0)
+        squares.index_fill_(0, ids, 0)
         a_squared = _row_squares(rows).sum()
         b_squared = squares.sum() + _row_squares(rest).sum()
         product = torch.linalg.vecdot(rows, rest).double().sum()
@@ -419,7 +508,8 @@ class _TiedLookup(torch.autograd.Function):
         options: LookupOptions = ctx.options
         if row_grad is not None:
             ids = ctx.saved_tensors[0].reshape(-1)
-            ids, rows = _apply_options(ids, row_grad.reshape(len(ids), ctx.shape[1]), options)
+            vocab, width = ctx.shape
+            ids, rows = _apply_options(ids, row_grad.reshape(len(ids), width), options, vocab)
             into = options.into
             if into is None:
                 if table_grad is None:
@@ -431,8 +521,11 @@ class _TiedLookup(torch.autograd.Function):
         return table_grad, None, None
 
 
-def _apply_options(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
-    """Return the lookup path's tokens and gradient rows under `options`, and record them."""
+def _apply_options(ids: Tensor, rows: Tensor, options: LookupOptions, vocab: int) -> tuple[Tensor, Tensor]:
+    """Return the lookup path's tokens and gradient rows under `options`, and record them.
+
+    The table has `vocab` rows.
+    """
     if options.alpha != 1.0:
         rows = rows * options.alpha
     for stopped in (options.stop_lookup, options.stop_both):
@@ -441,7 +534,7 @@ def _apply_options(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[T
     if options.record is not None:
         if devices.is_cpu(rows):
             ids, rows = _sum_by_token(ids, rows)
-        options.record.add(ids, rows)
+        options.record.add(ids, rows, vocab)
     return ids, rows
 
 
@@ -450,6 +543,25 @@ def _sum_by_token(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     distinct, inverse = torch.unique(ids, return_inverse=True)
     rows = rows.to(_norm_type(rows))
     return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, inverse, rows)
+
+
+def _sum_into_slots(ids: Tensor, rows: Tensor, vocab: int) -> MergedRows:
+    """Sum rows by token, in a number of slots that does not depend on the tokens.
+
+    Unlike `_sum_by_token` it does not wait for the device.
+    """
+    rows = rows.to(_norm_type(rows))
+    if not len(ids):
+        return MergedRows(ids, rows, torch.ones_like(ids, dtype=torch.bool))
+    slots = min(len(ids), vocab)
+    sorted_ids, order = ids.sort()
+    is_new = sorted_ids[1:] != sorted_ids[:-1]
+    sorted_slots = torch.cat([is_new.new_zeros(1), is_new]).cumsum(0)
+    slot = torch.empty_like(sorted_slots).scatter_(0, order, sorted_slots)  # of each row, in the order of `ids`
+    sums = rows.new_zeros(slots, rows.shape[1]).index_add_(0, slot, rows)
+    tokens = sorted_ids[:1].repeat(slots).scatter_(0, slot, ids)
+    is_used = torch.arange(slots, device=ids.device) <= sorted_slots[-1]
+    return MergedRows(tokens, sums, is_used)
 
 
 def _traceable_lookup(table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
