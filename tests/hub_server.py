@@ -15,6 +15,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -37,9 +38,22 @@ FAULTS = {
     "silent": "no answer comes",
     "long headers": "an answer has a header of 80,000 bytes",
     "slow": "the body comes byte by byte",
+    "slow headers": "the headers come byte by byte",
+    "slow chunks": "the body is in chunks, and the size of the first comes byte by byte",
+    "informational": "informational answers come without end",
+    "slow informational": "an informational answer comes now and then",
     "loop": "each redirect leads to itself",
     "odd redirect": "a redirect leads to a file",
     "no location": "a redirect has no address",
+}
+OK = b"HTTP/1.1 200 OK\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# {fault: (first bytes, bytes that follow without end, seconds between these)}
+ENDLESS = {
+    "slow headers": (OK + b"X-Long: ", b"x", 0.3),
+    "slow chunks": (OK + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x", 0.3),
+    "informational": (b"", CONTINUE * 100, 0),
+    "slow informational": (b"", CONTINUE, 0.3),
 }
 
 
@@ -52,6 +66,7 @@ class HubServer:
         self.gated, self.private, self.faults, self.error_codes, self.sent = set(), set(), set(), {}, []
         self.fail_once = {}  # as `fail`, for the next request alone
         self.body_bytes = 0  # of all answers
+        self.endless = 0  # answers without end that some client still reads
         self.delay, self.at_once, self.most_at_once = 0, 0, 0  # seconds before an answer; requests at a time
         self._servers = [ThreadingHTTPServer((host, 0), _Handler) for host in ("127.0.0.1", "127.0.0.2")]
         for server in self._servers:
@@ -286,6 +301,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = len(data)
         if "silent" in hub.faults:
             return time.sleep(6)
+        for fault in hub.faults & ENDLESS.keys():
+            return self._send_endlessly(*ENDLESS[fault])
         if "compressed" in hub.faults:
             headers = {**dict(headers), "Content-Encoding": "gzip"}
         if "too long" in hub.faults:
@@ -306,6 +323,17 @@ class _Handler(BaseHTTPRequestHandler):
         while "too long" in hub.faults:
             self.wfile.write(bytes(2**16))
         return self.wfile.write(data)
+
+    def _send_endlessly(self, beginning, repeated, pause):
+        """Send bytes, then others again and again until the client leaves."""
+        self.server.hub.endless += 1
+        with suppress(OSError):
+            self.wfile.write(beginning)
+            while True:
+                self.wfile.write(repeated)
+                time.sleep(pause)
+        self.server.hub.endless -= 1
+        self.close_connection = True
 
     def _drip(self, data):
         for byte in data:

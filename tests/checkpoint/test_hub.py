@@ -2,16 +2,18 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
 from tests.answers.faults import FAULTS
 from tests.checkpoint.tiny_checkpoints import V, bpe_tokenizer, llama, llama_config, table, write_checkpoint
 from tests.hub_child import HubChild
+from tests.hub_server import ENDLESS, TOKEN, HubServer, commit_of
 from tests.hub_server import FAULTS as SERVER_FAULTS
-from tests.hub_server import TOKEN, HubServer, commit_of
 
 MODEL = "hf://me/model"
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,13 @@ def server():
 def child(server, tmp_path_factory):
     """Return a child process without a token that gives up after three seconds without an answer."""
     with HubChild(server, tmp_path_factory.mktemp("home"), HF_HUB_DOWNLOAD_TIMEOUT="3") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def hasty(server, tmp_path_factory):
+    """Return a child process without a token that gives up after one second without an answer."""
+    with HubChild(server, tmp_path_factory.mktemp("home"), HF_HUB_DOWNLOAD_TIMEOUT="1") as process:
         yield process
 
 
@@ -231,9 +240,6 @@ def test_gated_model_is_one_line(hub, child, tmp_path):
     assert one_line(child("check", MODEL)).startswith(f"{MODEL}/config.json: {problem}")
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
@@ -264,10 +270,26 @@ def test_server_that_lies_or_stalls_is_one_line(hub, child, tmp_path, fault, pro
     assert hub.body_bytes < 10_000_000
 
 
+QUICK = "informational"  # the others take the same seconds each
+
+
+@pytest.mark.parametrize("fault", [QUICK, *(pytest.param(name, marks=SLOW) for name in ENDLESS if name != QUICK)])
+def test_answer_without_end_is_one_line_and_its_connection_ends(hub, hasty, tmp_path, fault):
+    hub.repos["me/model"] = files_of(llama(tmp_path / "model"))
+    hub.faults.add(fault)
+    done = hasty("check", MODEL)
+    assert one_line(done).endswith("the server sends too slowly; try again later, or download the files first")
+    assert 2.5 < done.seconds < 20  # the limit is three seconds
+    latest = time.monotonic() + 20
+    while hub.endless and time.monotonic() < latest:
+        time.sleep(0.1)
+    assert hub.endless == 0  # although the process lives
+
+
 def test_every_fault_of_the_server_has_a_test():
     marks = test_server_that_lies_or_stalls_is_one_line.pytestmark
     values = [getattr(row, "values", row)[0] for mark in marks for row in mark.args[1]]
-    assert set(values) == set(SERVER_FAULTS)
+    assert {*values, *ENDLESS} == set(SERVER_FAULTS)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Requests to the Hugging Face Hub, bounded in bytes, redirects and time.
 
 The requests use the client, the token and the endpoint of huggingface_hub. Its own methods read answers of any length,
-so `HubClient` reads the body of each answer itself, without compression, and follows redirects itself. The token goes
-to the endpoint's own host only.
+so `HubClient` reads the body of each answer itself, without compression, and follows redirects itself. The client waits
+as long as bytes arrive, so `HubClient` ends answers that take too long. The token goes to the endpoint's own host only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, get_session
 
 from tiewise.checkpoint.file_sources import HubError
+from tiewise.checkpoint.time_limits import OutOfTime, TimeLimit, call_within
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import __version__
 from tiewise.core.errors import one_line_message
@@ -29,7 +30,8 @@ MOST_REDIRECTS = 5  # of one request
 LONGEST_REDIRECT = 4096  # bytes of a redirect's body that are read
 MOST_HEADERS = 2**16  # bytes of all headers of one answer; the Hub sends about 3,000
 TIMEOUT: float = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without progress, 10 by default
-GRACE, SLOWEST = 3 * TIMEOUT, 50_000  # an answer of n bytes may take GRACE seconds plus n / SLOWEST
+# seconds of an answer's headers; a body of n bytes may take as long plus n / SLOWEST
+GRACE, SLOWEST = 3 * TIMEOUT, 50_000
 TRIES, PAUSES = 3, (0.5, 2.0)  # attempts of one request, and seconds between them
 LONGEST_PAUSE = 10.0  # seconds; a server that asks for more is an error at once
 PASSING = (429, 500, 502, 503, 504)  # statuses that a second attempt may change
@@ -57,6 +59,16 @@ class ReadingLimits:
 
     most_bytes: int  # of all answers together
     seconds: float | None  # from the first request to the last; None: no bound
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A GET request, as `HubClient.get` describes it."""
+
+    url: str
+    where: str
+    most: int
+    span: tuple[int, int] | None
 
 
 class _Passing(Exception):
@@ -94,7 +106,7 @@ class HubClient:
         """
         for attempt in range(TRIES):
             try:
-                return self._follow(url, where, most, span)
+                return self._answer_in_time(_Request(url, where, most, span))
             except _Passing as failure:
                 pause = self._pause(attempt, failure)
                 if pause is None:
@@ -113,20 +125,30 @@ class HubClient:
             return None
         return pause
 
-    def _follow(self, url: str, where: str, most: int, span: tuple[int, int] | None) -> Reply:
+    def _answer_in_time(self, request: _Request) -> Reply:
+        """Return the answer to a request. Raises a HubError if it takes too long."""
+        limit = TimeLimit.of(GRACE)
+        try:
+            return call_within(limit, lambda: self._follow(request, limit))
+        except OutOfTime:
+            remedy = "try again later, or download the files first"
+            raise HubError(f"{request.where}: the server sends too slowly", remedy) from None
+
+    def _follow(self, request: _Request, limit: TimeLimit) -> Reply:
         """Send a request and those to which it is redirected."""
+        url, where = request.url, request.where
         first_headers: Mapping[str, str] | None = None
         for _ in range(MOST_REDIRECTS + 1):
-            with self._answer(url, where, span) as answer:
+            with self._answer(url, where, request.span) as answer:
                 self._count_headers(answer, where)
                 if first_headers is None:
                     first_headers = answer.headers
                 if answer.status_code not in REDIRECTS:
                     self._require_success(answer, where)
-                    body = self._body(answer, where, most)
+                    body = self._body(answer, where, request.most, limit)
                     return Reply(answer.status_code, answer.headers, first_headers, url, body)
                 url = self._target(url, answer.headers.get("location"), where)
-                self._finish(answer, where)
+                self._finish(answer, where, limit)
         raise HubError(f"{where}: more than {MOST_REDIRECTS} redirects", _LYING)
 
     @contextmanager
@@ -171,18 +193,22 @@ class HubClient:
             raise HubError(f"{where}: a redirect from {before} to {short(after)}", _LYING)
         return target
 
-    def _finish(self, answer: Any, where: str) -> None:
+    def _finish(self, answer: Any, where: str, limit: TimeLimit) -> None:
         """Read the short body of a redirect, so that the connection can be used again."""
         length = _number(answer.headers.get("content-length"))
         if length is not None and length <= LONGEST_REDIRECT:
-            self._body(answer, where, LONGEST_REDIRECT)
+            self._body(answer, where, LONGEST_REDIRECT, limit)
 
-    def _body(self, answer: Any, where: str, most: int) -> bytes:
-        """Return the body of an answer, of at most `most` bytes, in bounded time."""
+    def _body(self, answer: Any, where: str, most: int, limit: TimeLimit) -> bytes:
+        """Return the body of an answer, of at most `most` bytes.
+
+        Every piece of it moves the limit.
+        """
         encoding = answer.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             raise HubError(f"{where}: the server compressed its answer ({short(encoding)})", _LYING)
         started = time.monotonic()
+        limit.end = started + GRACE
         body = bytearray()
         for piece in answer.iter_raw():
             body += piece
@@ -191,9 +217,7 @@ class HubClient:
             if len(body) > most:
                 raise HubError(f"{where}: the server sends more than {most:,} bytes", _LYING)
             self._require_budget(where)
-            if time.monotonic() - started > GRACE + len(body) / SLOWEST:
-                remedy = "try again later, or download the files first"
-                raise HubError(f"{where}: the server sends too slowly", remedy)
+            limit.end = started + GRACE + len(body) / SLOWEST
         return bytes(body)
 
     def _count_headers(self, answer: Any, where: str) -> None:
