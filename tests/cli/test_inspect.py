@@ -190,7 +190,7 @@ def test_inspect_refuses_unwritable_out_before_it_measures(run_inspect, tmp_path
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
-    line = f"cannot write in {tmp_path}: Read-only file system; choose another --out"
+    line = f"cannot write in {tmp_path}: Read-only file system; mount it for writing, or choose another --out"
     assert_refused(run_inspect("tied", "--out", "a/b"), line)
 
 

@@ -245,8 +245,8 @@ def test_disk_error_reports_full_disk_from_any_library(tmp_path):
         for write in writers:
             with pytest.raises(Exception) as raised:
                 write(tmp_path / "file")
-            said = f"cannot write to {out}: No space left on device (file system {tmp_path}); make room"
-            assert str(disk_error(raised.value, out, "make room")) == said
+            said = f"cannot write to {out}: No space left on device (file system {tmp_path}); make room there, then try"
+            assert str(disk_error(raised.value, out, "then try")) == said
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)  # lazily, because an error keeps its file open
 
@@ -260,8 +260,22 @@ OTHERS = [FileNotFoundError(errno.ENOENT, "x"), RuntimeError("mat1 and mat2"), K
 
 @pytest.mark.parametrize(("error", "code"), [*OF_THE_DISK, *((error, None) for error in (*OTHERS, OSError()))])
 def test_disk_error_returns_system_reason_only_for_disk_errors(tmp_path, error, code):
-    found = disk_error(error, tmp_path, "make room")
+    found = disk_error(error, tmp_path, "then try again")
     assert found is None if code is None else os.strerror(code) in str(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.ENOSPC, "make room there, then try again"),
+        (errno.EDQUOT, "make room there, then try again"),
+        (errno.EFBIG, "raise the limit on the size of a file (ulimit -f), then try again"),
+        (errno.EIO, "check the disk, then try again"),
+        (errno.EROFS, "mount it for writing, then try again"),
+    ],
+)
+def test_disk_error_names_the_remedy_of_its_reason(tmp_path, code, remedy):
+    assert str(disk_error(OSError(code, "x"), tmp_path, "then try again")).endswith(f"; {remedy}")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")

@@ -15,6 +15,7 @@ import typer
 
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError
+from tiewise.core.writing_faults import writing_fault
 from tiewise.inspection.sections import section_names
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ def _write(inspection: Inspection, record: dict[str, Any], out: Path) -> Path:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
+            remedy = writing_fault(error).remedy("choose another --out")
+            raise RunError(f"cannot make {out}: {error.strerror}", remedy) from None
         page = write_inspection(inspection, out, o.command_line())
         write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "out")
     except BaseException:
@@ -144,7 +146,8 @@ def _check_writable(out: Path, overwrite: bool) -> None:
     try:
         tempfile.TemporaryFile(dir=below).close()
     except OSError as error:
-        raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
+        remedy = writing_fault(error).remedy("choose another --out")
+        raise RunError(f"cannot write in {below}: {error.strerror}", remedy) from None
     o.need("plotly", "jinja2", extra="plots")
 
 

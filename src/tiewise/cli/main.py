@@ -22,6 +22,7 @@ import typer
 from tiewise.cli.commands import GROUPS, HIDDEN, Command, commands, find_command, unknown_command
 from tiewise.core.errors import TiewiseError, did_you_mean, nearest_name
 from tiewise.core.interrupts import is_caused_by_ctrl_c
+from tiewise.core.writing_faults import writing_fault
 from tiewise.core.written_options import for_terminal
 
 gc.set_threshold(50_000)  # starting creates many objects and no garbage; collecting took a tenth of the time
@@ -182,7 +183,8 @@ def _outcome_of(error: BaseException) -> tuple[int, str] | None:
     if isinstance(stdout_error, BrokenPipeError):
         return 1, ""
     if stdout_error is not None:
-        return 2, f"cannot write to stdout: {stdout_error.strerror}; make room there, or send the output elsewhere"
+        remedy = writing_fault(stdout_error).remedy("send the output elsewhere")
+        return 2, f"cannot write to stdout: {stdout_error.strerror}; {remedy}"
     if isinstance(error, TiewiseError):
         return 2, str(error)
     if isinstance(error, UsageError):

@@ -54,7 +54,7 @@ def sweep(
         from tiewise.training.worker_process import settle
 
         settle()
-        with _disk_errors(out, f"make room there, then {resume_command}"):
+        with _disk_errors(out, f"then {resume_command}"):
             display = Display.on_stderr(quiet=quiet)
             options: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
             study = carry_out_study(study_grid, out, o.command_line(), display, **options)
@@ -98,15 +98,18 @@ def _grid(name: str | None, quick: bool, report_to: str | None) -> StudyGrid | N
 
 
 @contextmanager
-def _disk_errors(out: Path, remedy: str) -> Iterator[None]:
-    """Raise a RunError with the `remedy` if the disk of `out` fails within a block."""
+def _disk_errors(out: Path, next_step: str) -> Iterator[None]:
+    """Raise a RunError if the disk of `out` fails within a block.
+
+    `next_step` follows the remedy in its message.
+    """
     from tiewise.core.disk_errors import disk_error, quiet_threads
 
     try:
         with quiet_threads():
             yield
     except Exception as error:
-        full_disk = disk_error(error, out, remedy)
+        full_disk = disk_error(error, out, next_step)
         if full_disk is None:
             raise
         raise full_disk from None

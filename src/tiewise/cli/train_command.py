@@ -135,10 +135,10 @@ class _TrainingCommand:
 
         if isinstance(error, TiewiseError):
             return error
-        remedy = "make room there, or choose another --out"
+        next_step = "or choose another --out"
         if self.can_resume:
-            remedy = f"make room there, then {self._resume_command()}"
-        full_disk = disk_error(error, self.out, remedy)
+            next_step = f"then {self._resume_command()}"
+        full_disk = disk_error(error, self.out, next_step)
         if full_disk is None and ranks.is_lost_peer(error):
             remedy = f"resume from the last checkpoint with: {self._resume_command()}"
             return RunError("another process of this run has ended", remedy)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tiewise.core.errors import RunError
+from tiewise.core.writing_faults import writing_fault
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _UNNUMBERED = 0  # a writing error whose number is unknown
@@ -20,10 +21,13 @@ _RUST = re.compile(r"os error (\d+)")  # how safetensors and tokenizers print th
 _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error")  # torch.save drops the error number
 
 
-def disk_error(error: BaseException, out: Path, remedy: str) -> RunError | None:
+def disk_error(error: BaseException, out: Path, next_step: str) -> RunError | None:
     """Return a RunError if `error` means that the disk of `out` failed; else None.
 
-    `error` may come from any library.
+    Args:
+        error: an error that may come from any library.
+        out: the folder that is written.
+        next_step: what follows the remedy, such as "then COMMAND".
     """
     code = _error_code(error)
     if code is None:
@@ -33,7 +37,9 @@ def disk_error(error: BaseException, out: Path, remedy: str) -> RunError | None:
     if code == _UNNUMBERED:
         is_full = shutil.disk_usage(mount).free < _NEARLY_FULL
         code = errno.ENOSPC if is_full else errno.EIO
-    return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", remedy)
+    reason = os.strerror(code)
+    cure = writing_fault(OSError(code, reason)).cure
+    return RunError(f"cannot write to {out}: {reason} (file system {mount})", f"{cure}, {next_step}")
 
 
 def system_error(error: BaseException) -> OSError | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import RunError
+from tiewise.core.writing_faults import writing_fault
 from tiewise.core.written_options import written_option
 
 
@@ -55,7 +56,7 @@ def write_result(data: str | bytes, path: str | os.PathLike[str], option: str) -
     try:
         write_atomically(target, data)
     except OSError as error:
-        remedy = f"choose another place with {written_option(option)}"
+        remedy = writing_fault(error).remedy(f"choose another place with {written_option(option)}")
         raise RunError(f"cannot write {target}: {error.strerror}", remedy) from None
     return target
 

@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from tiewise.core.errors import RunError
 from tiewise.core.files import format_bytes, write_atomically
 from tiewise.core.spec import MODEL_TYPE
+from tiewise.core.writing_faults import writing_fault
 from tiewise.training.remote_worker import TOKEN
 from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
@@ -243,4 +244,5 @@ def _acquire(lock: FileLock, out: Path) -> None:
     except NotImplementedError:
         pass  # a file system without locks
     except OSError as error:
-        raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
+        remedy = writing_fault(error).remedy("choose another --out")
+        raise RunError(f"cannot write to {out}: {error.strerror}", remedy) from None

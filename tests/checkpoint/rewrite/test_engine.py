@@ -287,7 +287,7 @@ def test_full_file_system_during_write_leaves_no_files(tmp_path):
     path = llama(tmp_path / "a", rows=4096, width=64)
     before = hash_files(tmp_path)
     result = run_child("untie", path, tmp_path / "b", limit=1_500_000)
-    assert "no space left while writing (File too large); free some" in result["error"]
+    assert "a file became too large (File too large); raise the limit on the size of a file" in result["error"]
     assert hash_files(tmp_path) == before
 
 

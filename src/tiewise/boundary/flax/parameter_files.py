@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 from tiewise.boundary.flax.boundary import PureBoundary
 from tiewise.core.errors import CheckpointError, one_line_message
 from tiewise.core.files import atomic_replacement
+from tiewise.core.writing_faults import writing_fault
 
 SHARED = {"table_out": "table_in"}
 
@@ -82,7 +83,8 @@ def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] 
         with atomic_replacement(path) as unfinished:
             save_file(arrays, unfinished, metadata=metadata)
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}", "name another place") from None
+        remedy = writing_fault(error).remedy("name another place")
+        raise CheckpointError(f"cannot write {path}: {error.strerror}", remedy) from None
 
 
 def read(path: str | Path) -> dict[str, Array]:

@@ -27,6 +27,7 @@ import torch
 
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import atomic_replacement, cache_folder
+from tiewise.core.writing_faults import writing_fault
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # names of the bits of the library's `instruction_sets()`; only functions that use a set are compiled for it
@@ -172,7 +173,8 @@ def build() -> Path:
         with atomic_replacement(path) as unfinished:
             _compile(compiler, unfinished)
     except OSError as error:
-        raise RunError(f"the kernels could not be written: {error}", ELSEWHERE) from None
+        remedy = writing_fault(error).remedy(ELSEWHERE)
+        raise RunError(f"the kernels could not be written: {error}", remedy) from None
     return path
 
 

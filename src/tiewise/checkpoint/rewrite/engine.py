@@ -329,7 +329,7 @@ class _Rewrite:
         needed = self.plan.new_bytes + copied + texts
         if free < needed:
             problem = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
-            raise CheckpointError(problem, "free some space, or choose another disk")
+            raise CheckpointError(problem, "make room there, or choose another disk")
 
     def write(self) -> tuple[str, ...]:
         """Write the result, verify it, and rename it to its destination.

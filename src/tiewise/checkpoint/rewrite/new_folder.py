@@ -26,6 +26,7 @@ from tiewise.checkpoint.untrusted import open_regular
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync_to_disk
 from tiewise.core.interrupts import graceful_signals
+from tiewise.core.writing_faults import writing_fault
 
 fcntl: Any
 try:
@@ -78,11 +79,8 @@ def _require_nothing_there(to: Path, real: Path) -> None:
 
 def cannot_write(to: Path, error: OSError) -> CheckpointError:
     """Return an error that says why `to` could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return CheckpointError(
-            f"{to}: no space left while writing ({error.strerror})", "free some space, or choose another disk"
-        )
-    return CheckpointError(f"{to}: cannot be written ({error.strerror or error})", "give a folder that you may write")
+    fault = writing_fault(error)
+    return CheckpointError(f"{to}: {fault.meaning} ({error.strerror or error})", fault.remedy())
 
 
 @contextmanager

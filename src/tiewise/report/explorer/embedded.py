@@ -32,6 +32,7 @@ from tiewise.core.errors import CheckpointError, DataError, RunError, Unsupporte
 from tiewise.core.files import format_bytes
 from tiewise.core.measurement import count
 from tiewise.core.text import token_counts
+from tiewise.core.writing_faults import writing_fault
 from tiewise.inspection.tables.open_path import final_norm_of, path_of
 from tiewise.inspection.tables.token_texts import find_tokens, read_as
 
@@ -338,7 +339,8 @@ def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Se
         try:
             _save_ends(model, tokenizer, folder)
         except OSError as error:
-            raise RunError(f"cannot write to {parent}: {error.strerror}", "name another disk in TMPDIR") from None
+            remedy = writing_fault(error).remedy("name another disk in TMPDIR")
+            raise RunError(f"cannot write to {parent}: {error.strerror}", remedy) from None
         return embedded(folder, words, texts)
 
 

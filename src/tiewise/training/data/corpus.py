@@ -33,6 +33,7 @@ from tiewise.core.errors import DataError, RunError, TiewiseError, suggest_choic
 from tiewise.core.files import atomic_replacement, sync_to_disk, write_atomically
 from tiewise.core.progress import advance_progress, progress_of, report_progress
 from tiewise.core.text import cut_pieces, token_counts
+from tiewise.core.writing_faults import writing_fault
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign_splits, decode
 from tiewise.training.data.sources import Source, read_sources, resolve
 from tiewise.training.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, windows, write_tokens
@@ -203,7 +204,7 @@ def prepare(
         raise
     except OSError as error:
         problem = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
-        raise RunError(problem, "choose another folder, or make room") from None
+        raise RunError(problem, writing_fault(error).remedy("choose another folder")) from None
 
 
 def _refuse_bad_arguments(texts: Sequence[str], length: int, split: str) -> None:

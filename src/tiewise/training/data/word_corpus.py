@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import report_progress
+from tiewise.core.writing_faults import writing_fault
 from tiewise.training.data.corpus import (
     TOKENIZER,
     PreparedText,
@@ -73,7 +74,7 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
             install_prepared(work, folder, facts)
     except OSError as error:
         problem = f"cannot prepare the words in {str(folder)!r}: {error.strerror or error}"
-        raise RunError(problem, "choose another folder, or make room") from None
+        raise RunError(problem, writing_fault(error).remedy("choose another folder")) from None
     return load_prepared(folder)
 
 
