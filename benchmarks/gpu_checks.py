@@ -417,14 +417,14 @@ def tied_steps(setup: Setup) -> list[Figure]:
 
 
 def other_kernels(setup: Setup) -> list[Figure]:
-    """Check tiewise's Triton kernel, Liger and Cut Cross-Entropy, by token and as a mean (N3).
+    """Check tiewise's Triton kernel and compiled loss, Liger and Cut Cross-Entropy, by token and as a mean (N3).
 
     A backend that is missing or has an untested version is left out.
     """
     setup.require_gpu()
     figures, reasons = [], []
     for name, dtype, chosen in product(
-        ("triton", "liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})
+        ("triton", "compile", "liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})
     ):
         (h, w, _), t = draw_problem(setup, dtype)
         for reduction in ("mean", "none"):

@@ -21,7 +21,7 @@ from benchmarks.gpu_checks import Setup
 from benchmarks.gpu_record import PhaseResult, Record, describe_card, read_record, write_record
 from benchmarks.gpu_times import SHAPES, Problem, time_on_gpu
 from benchmarks.measure import time_call
-from tiewise.boundary.ops import devices, row_loss
+from tiewise.boundary.ops import devices, gpu_chunks, row_loss
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
@@ -48,7 +48,7 @@ def list_parts(problem: Problem, rows: int = ROWS) -> Iterator[Part]:
         size = -(-len(problem.targets) // chunks)
         yield Part(f"step in {chunks} chunks", lambda size=size: problem.gradients(make_loss(size)))
     features, table = problem.features[:rows], problem.table
-    buffer = row_loss._ChunkBuffer.allocate(features, len(table), len(features))
+    buffer = gpu_chunks.ChunkBuffer.allocate(features, len(table), len(features))
     products, slopes = buffer.products(len(features)), buffer.slopes(len(features), table.dtype)
     losses = features.new_empty(len(features), dtype=torch.float32)
     kernel = row_loss._RowKernel(LossOptions(), None, None, losses, needs_slopes=True)

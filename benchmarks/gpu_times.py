@@ -104,6 +104,7 @@ def list_losses(device: str) -> dict[str, Loss]:
     implementations: dict[str, Loss] = {
         "tiewise": lambda h, w, t: linear_cross_entropy(h, w, t, backend="tiewise"),
         "tiewise, chunked": lambda h, w, t: linear_cross_entropy(h, w, t, backend="chunked"),
+        "tiewise, compile": lambda h, w, t: linear_cross_entropy(h, w, t, backend="compile"),
         "tiewise, auto": lambda h, w, t: linear_cross_entropy(h, w, t, backend="auto"),
         "liger": lambda h, w, t: linear_cross_entropy(h, w, t, backend="liger"),
         "cce": lambda h, w, t: linear_cross_entropy(h, w, t, backend="cce"),

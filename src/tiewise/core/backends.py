@@ -10,7 +10,10 @@ from typing import Any
 from tiewise.core.errors import UnsupportedError
 
 REDUCTIONS = ("mean", "sum", "none")
-BACKENDS = ("tiewise", "triton", "chunked", "liger", "cce", "auto")  # implementations of PyTorch's loss on a GPU
+# implementations of PyTorch's loss on a GPU
+TIEWISE_BACKENDS = ("tiewise", "triton", "chunked", "compile")
+PACKAGE_BACKENDS = ("liger", "cce")  # of other packages
+BACKENDS = (*TIEWISE_BACKENDS, *PACKAGE_BACKENDS, "auto")
 
 # fp32 numbers per chunk: 104 MB, 268 MB. On two CPU cores 512 rows of 50,304 took at most 3 % longer than the matrix
 # products alone. Much smaller chunks slow the product down; larger ones only cost memory. A GPU needs more rows.

@@ -22,7 +22,7 @@ from benchmarks.gpu_branch import gpu_branch
 from tests.boundary.ops.test_cross_entropy import OPTIONS, E, assert_near, error, gradients, options_of, problem
 
 import tiewise
-from tiewise.boundary.ops import exactness, gpu_kernels
+from tiewise.boundary.ops import compiled_rows, exactness, gpu_kernels
 from tiewise.boundary.ops.chunked import loss_pass
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.gpu_kernels import KERNELS
@@ -221,7 +221,7 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
     with pytest.raises(RunError, match=r"no loss is called 'cut'; choose .*liger.* in TIEWISE_LOSS"):
         linear_cross_entropy(h, w, t)
     with pytest.raises(
-        ValueError, match="unknown backend 'cut'; choose one of tiewise, triton, chunked, liger, cce, auto"
+        ValueError, match="unknown backend 'cut'; choose one of tiewise, triton, chunked, compile, liger, cce, auto"
     ):
         linear_cross_entropy(h, w, t, backend="cut")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -236,7 +236,11 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
 # the choice of the fastest backend
 @pytest.fixture
 def kernels(monkeypatch, tmp_path):
-    """Register functions of this file as backends, each installed in version 1.0, without earlier trials."""
+    """Register functions of this file as backends, each installed in version 1.0, without earlier trials.
+
+    They are the only ones besides tiewise's default.
+    """
+    monkeypatch.setattr(compiled_rows, "missing_support", lambda *_: "is not tried here")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path / "packages")
@@ -439,6 +443,7 @@ def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_p
         **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
         **dict.fromkeys(kernels, "1.0"),
         **{"torch": "", "row kernel": "none", "tiewise_ms": 3.0, "right_ms": 2.0},
+        "candidates": " ".join(("tiewise", *kernels)),
     }
     linear_cross_entropy(h, w, t, b, backend="auto")  # no backend supports a bias, so no trial runs
     assert (len(tried), len(CALLS)) == (1, 4)

@@ -29,7 +29,7 @@ from tests.boundary.ops.test_cross_entropy import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import gpu_rows, gpu_times
-from tiewise.boundary.ops import cross_entropy, devices, row_loss
+from tiewise.boundary.ops import cross_entropy, devices, gpu_chunks, row_loss
 from tiewise.boundary.ops.cross_entropy import oracle
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
@@ -248,10 +248,10 @@ def test_chunk_is_halved_until_it_fits_into_memory(device, monkeypatch):
         return original(x, *shape, **kw)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", with_little_memory)
-    monkeypatch.setattr(row_loss, "MINIMUM_ROWS", 4)
+    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", 4)
     assert error(linear_cross_entropy(h, w, t), expected) < 1e-6
     assert sizes == [N, -(-N // 2), -(-N // 4)]
-    monkeypatch.setattr(row_loss, "MINIMUM_ROWS", N // 2)
+    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", N // 2)
     with pytest.raises(torch.OutOfMemoryError):
         linear_cross_entropy(h, w, t)
 
@@ -259,7 +259,7 @@ def test_chunk_is_halved_until_it_fits_into_memory(device, monkeypatch):
 def test_chunk_is_halved_if_the_gradients_do_not_fit_beside_it(device, monkeypatch):
     (h, w, _), t = problem(torch.float32, n=N, v=V)
     (h, w), t = on(device, (h, w), t)
-    failures, original = [torch.OutOfMemoryError("out of memory")], row_loss._GradientSums
+    failures, original = [torch.OutOfMemoryError("out of memory")], gpu_chunks.GradientSums
     seen = []
 
     def with_little_memory(*arguments, is_single):
@@ -268,8 +268,8 @@ def test_chunk_is_halved_if_the_gradients_do_not_fit_beside_it(device, monkeypat
             raise failures.pop()
         return original(*arguments, is_single=is_single)
 
-    monkeypatch.setattr(row_loss, "_GradientSums", with_little_memory)
-    monkeypatch.setattr(row_loss, "MINIMUM_ROWS", 4)
+    monkeypatch.setattr(gpu_chunks, "GradientSums", with_little_memory)
+    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", 4)
     _, grads = gradients(linear_cross_entropy, (h, w, None), t)
     assert seen == [True, False]
     _, expected = gradients(linear_cross_entropy, (h, w, None), t)
@@ -355,12 +355,12 @@ def test_gradient_of_the_table_is_overwritten_by_the_first_chunk_and_zero_withou
     for is_single in (True, False):
         memory = LossTensors(h, w, None, torch.zeros(4, dtype=torch.long))
         with gpu_branch(), torch.no_grad():
-            sums = row_loss._GradientSums(memory, torch.bfloat16, needs, None, is_single=is_single)
+            sums = gpu_chunks.GradientSums(memory, torch.bfloat16, needs, None, is_single=is_single)
             sums.by_weight.fill_(torch.nan)
             sums.add(slice(0, 4), slopes, h, w, 0.5)
             expected = 0.5 * slopes.double().T @ h.double()
             assert error(sums.results()[1], expected) < 1e-2
-            sums = row_loss._GradientSums(memory, torch.bfloat16, needs, None, is_single=is_single)
+            sums = gpu_chunks.GradientSums(memory, torch.bfloat16, needs, None, is_single=is_single)
             sums.by_weight.fill_(torch.nan)
             assert not sums.results()[1].any()
 

@@ -41,7 +41,7 @@ from tiewise.boundary.ops.problem import (
     flat_rows,
 )
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
-from tiewise.core.backends import LossOptions
+from tiewise.core.backends import PACKAGE_BACKENDS, LossOptions
 from tiewise.core.errors import UnsupportedError
 
 _DEFAULT = LossOptions()
@@ -197,7 +197,7 @@ def _check_into(into: Any, weight: Tensor, product_dtype: torch.dtype, options: 
         "under torch.compile": torch.compiler.is_compiling(),
         "in a backward pass, as a checkpoint runs its forward once more,": torch._C._current_graph_task_id() != -1,
         "in fp16": product_dtype == torch.float16,
-        f"by backend={options.backend!r}": options.backend in ("liger", "cce"),
+        f"by backend={options.backend!r}": options.backend in PACKAGE_BACKENDS,
     }
     for where, is_so in lacks.items():
         if is_so:

@@ -1,8 +1,9 @@
 """The loss on a GPU by the kernel that `backend` requests: tiewise's or another package's.
 
-    tiewise   the fastest of tiewise's own (`own_pass`): the default
+    tiewise   the row kernel where it runs and is exact, else the chunks (`own_pass`): the default
     triton    tiewise's chunks with a kernel for rows   pip install triton (torch for CUDA brings it)
     chunked   tiewise's chunks in PyTorch
+    compile   the plain computation in chunks, compiled by torch.compile (`compiled_rows`)
     liger     Liger's fused linear cross-entropy        pip install liger-kernel
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
     auto      on a GPU, the fastest that is installed, has the requested options and is exact
@@ -34,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import chunked, row_loss
+from tiewise.boundary.ops import chunked, compiled_rows, devices, row_loss
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.exactness import (
     LARGEST_EXCESS,
@@ -55,6 +56,10 @@ VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # largest number of tokens in a trial
 TRITON = "triton"  # tiewise's kernel; see `row_loss`
 CHUNKED = "chunked"  # tiewise's chunks in PyTorch
+COMPILE = "compile"  # the plain computation, compiled; see `compiled_rows`
+STEPS = {TRITON: row_loss, COMPILE: compiled_rows}  # our passes by the step between the products
+LEAST_GAIN = 0.02  # share of tiewise's time that `auto` must save to use another backend
+LONGEST_START = 60.0  # seconds that the first call of a backend may take in a trial: it compiles then
 SKETCH = 16  # random directions in which a trial compares the gradients of the table
 # relative distances from tiewise's loss and gradients that another order of the sums explains
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -150,7 +155,7 @@ def backend_loss_pass(
             device; or its errors exceed those of the plain computation.
     """
     tensors = LossTensors(*tensors)
-    if name not in ("auto", TRITON, CHUNKED, *KERNELS):
+    if name not in ("auto", CHUNKED, *STEPS, *KERNELS):
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     if not len(tensors.targets):
         return None
@@ -159,20 +164,22 @@ def backend_loss_pass(
         return None
     if name == CHUNKED:
         return chunked.loss_pass
-    if name in ("auto", *KERNELS) and with_into:
+    if name in KERNELS and with_into:
         return None
     if name == "auto":
-        candidates = _list_candidates(options, tensors, product_dtype)
+        candidates = _list_candidates(options, tensors, product_dtype, with_into=with_into)
         return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
     candidate = kernel_loss_pass(name, options, tensors, product_dtype)
     require_exactness(name, candidate, options, tensors, product_dtype)
     return candidate
 
 
-def _list_candidates(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> Candidates:
-    """Return tiewise's pass and those of other packages that support the call."""
+def _list_candidates(
+    options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, *, with_into: bool = False
+) -> Candidates:
+    """Return tiewise's pass and the others that support the call."""
     candidates: Candidates = {"tiewise": None}
-    for name in KERNELS:
+    for name in (COMPILE,) if with_into else (COMPILE, *KERNELS):
         with suppress(UnsupportedError):
             candidates[name] = kernel_loss_pass(name, options, tensors, product_dtype)
     return candidates
@@ -185,16 +192,21 @@ def _choose_fastest(
     product_dtype: torch.dtype,
     tiewise_pass: BackendPass,
 ) -> BackendPass | None:
-    """Return the fastest of `candidates` by a trial of this process or an earlier one."""
+    """Return the fastest of `candidates` by a trial of this process or an earlier one.
+
+    It is tiewise's pass if no other one saves LEAST_GAIN of its time, or while a CUDA graph is recorded before a trial.
+    """
     if len(candidates) == 1:
         return None
-    problem = _describe_problem(options, tensors, product_dtype)
-    key = (*problem.values(), *candidates)
+    problem = _describe_problem(options, tensors, product_dtype) | {"candidates": " ".join(candidates)}
+    key = tuple(problem.values())
     if key not in TRIALS.times:
+        if devices.is_capturing(tensors.features):
+            return None
         problem["torch"] = torch.__version__
         problem["row kernel"] = _row_kernel_version(tensors, product_dtype)  # tiewise's time depends on it
         for name in candidates:
-            if name != "tiewise":
+            if name in KERNELS:
                 problem[_package(name)] = version(_package(name))
         times = cached_or_measured(
             "losses.json",
@@ -203,7 +215,10 @@ def _choose_fastest(
             lambda: run_trial(candidates, options, tensors, product_dtype, tiewise_pass),
         )
         TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
-    fastest = min(candidates, key=TRIALS.times[key].__getitem__)
+    milliseconds = TRIALS.times[key]
+    fastest = min(candidates, key=milliseconds.__getitem__)
+    if milliseconds[fastest] > (1 - LEAST_GAIN) * milliseconds["tiewise"]:
+        return None
     return candidates[fastest]
 
 
@@ -215,7 +230,8 @@ def _row_kernel_version(tensors: LossTensors, product_dtype: torch.dtype) -> str
 
 def _package(name: str) -> str:
     """Return pip's name of the package that a backend needs."""
-    return "triton" if name == TRITON else KERNELS[name].package
+    packages = {TRITON: "triton", COMPILE: "torch"}
+    return packages.get(name) or KERNELS[name].package
 
 
 def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> dict[str, str]:
@@ -269,8 +285,8 @@ def run_trial(
     """Return the milliseconds of each candidate that runs and is exact.
 
     It is compared with fp64 on a small problem, and with `tiewise_pass` on one like the caller's. Each time is the
-    minimum of three. Tokens are random, at most TOKENS of them; table and bias are the caller's. Only one gradient
-    of the table exists at a time: a step needs as much memory.
+    minimum of three, after a call that may compile for LONGEST_START seconds. Tokens are random, at most TOKENS of
+    them; table and bias are the caller's. Only one gradient of the table exists at a time: a step needs as much memory.
     """
     features, weight, bias, targets = tensors
     h, t = draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
@@ -281,8 +297,8 @@ def run_trial(
         with _ignore_failure(name, features.device):
             if candidate is not None:
                 require_exactness(name, candidate, options, tensors, product_dtype)
-            _, results = problem.run(candidate or tiewise_pass)
-            if distance(results, truth) <= _tolerance(product_dtype):
+            first, results = problem.run(candidate or tiewise_pass)
+            if first < 1e3 * LONGEST_START and distance(results, truth) <= _tolerance(product_dtype):
                 times[f"{name}_ms"] = min(problem.run(candidate or tiewise_pass)[0] for _ in range(3))
     return times
 
@@ -374,20 +390,36 @@ def kernel_loss_pass(name: str, options: LossOptions, tensors: LossTensors, prod
     """
     features, _, bias, _ = tensors
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
-    if name == TRITON:
-        missing = row_loss.missing_support(tensors, product_dtype)
+    used = _used_options(options, bias, product_dtype)
+    if name in STEPS:
+        missing = _missing_for_step(name, used, tensors, product_dtype)
         if missing:
             raise UnsupportedError(f"backend={name!r} {missing}", fix)
-        return row_loss.loss_pass
+        step_pass: BackendPass = STEPS[name].loss_pass
+        return step_pass
     kernel = KERNELS[name]
     if not _has_kernels(features.device):
         raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
-    lacks = [option for option in _used_options(options, bias, product_dtype) if option not in kernel.has]
+    lacks = [option for option in used if option not in kernel.has]
     if product_dtype not in kernel.types:
         lacks.append(f"products in {product_dtype}".replace("torch.", ""))
     if lacks:
         raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
     return _KernelLossPass(_import_kernel(kernel, name), kernel.keywords)
+
+
+def _missing_for_step(name: str, used: list[str], tensors: LossTensors, product_dtype: torch.dtype) -> str:
+    """Return what a pass of ours lacks for a call, as the rest of a sentence.
+
+    `used` are the options of the call; the result is empty if it lacks nothing.
+    """
+    device = tensors.features.device
+    if name == COMPILE and not _has_kernels(device):
+        return f"runs on a GPU, and the features are on a {device.type}"
+    if name == COMPILE and "logits" in used:
+        return "rounds logits, and logits='fp32' asks for exact ones"
+    missing: str = STEPS[name].missing_support(tensors, product_dtype)
+    return missing
 
 
 def _import_kernel(kernel: Kernel, name: str) -> Callable[..., Tensor]:

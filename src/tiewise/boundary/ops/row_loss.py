@@ -1,25 +1,11 @@
-"""The fused loss on a GPU: products by cuBLAS with one Triton kernel between them.
+"""The fused loss on a GPU with one Triton kernel between the products of each chunk.
 
-For a chunk of n tokens with features h [n, E] and table W [V, E]:
-
-    buffer = h Wᵀ                    fp32 sums [n, V]
-    losses, slopes = kernel(buffer)  slopes of r ∘ losses [n, V], in the type of the products, over the same buffer
-    dfeatures = scale · slopes W     dweight += scale · slopesᵀ h     dbias += Σ slopes
-
-So logits are never rounded, the buffer is the only matrix [n, V], and nothing waits for the GPU.
-
-A chunk takes at most a 32nd of the card's memory. Every chunk reads and writes the whole fp32 gradient of the table, so
-a few large chunks are faster than many small ones. A single chunk writes that gradient once, in the table's type; so it
-may take the memory of the fp32 gradient too. On an H100, bf16 losses in one chunk took 0.91 (8192 tokens, 128,256
-words, width 4096) and 0.94 (16,384, 50,304, 768) of the time in four chunks. The limit is a share of the card and not
-of its free memory, because the number of chunks changes the rounding. If the memory does not suffice, the chunk is
-halved.
+The products are fp32 sums [n, V], so logits are never rounded. `gpu_chunks` has the chunks and the products,
+`row_kernels` the kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -29,11 +15,11 @@ from torch import Tensor
 
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.gpu_chunks import PassInputs, run_chunks
 from tiewise.boundary.ops.problem import LossTensors
-from tiewise.core.backends import MINIMUM_ROWS, LossOptions
+from tiewise.core.backends import LossOptions
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # types of the products; the kernel computes in fp32
-ALIGNED = 16  # numbers to a multiple of which a row of the buffer is padded, for wide loads of triton and cuBLAS
 BLOCK = 8192  # most columns that a program of the kernel processes at a time; 2048 and 4096 were slower on an H100
 LEAST_BLOCK = 512
 COLUMNS_OF_A_WARP = 512  # columns of a block for each group of 32 threads
@@ -68,112 +54,11 @@ def loss_pass(
 
     It runs where `missing_support` is empty. Gradients of bf16 inputs are bf16, other gradients are fp32.
     """
-    features, weight, bias, targets = tensors
-    targets = targets.contiguous()
-    with devices.on_device(features), devices.without_autocast(features), torch.no_grad():
-        losses = features.new_empty(len(targets), dtype=torch.float32)
-        table = weight.to(product_dtype)
-        buffer, sums = _allocate(LossTensors(*tensors), product_dtype, needs, into, options.chunk)
-        kernel = _RowKernel(options, bias, row_weight, losses, needs_slopes=any(needs))
-        for part in buffer.parts(len(targets)):
-            h = features[part].to(product_dtype)
-            products, slopes = buffer.products(len(h)), buffer.slopes(len(h), product_dtype)
-            devices.add_product(products, h, table.T, beta=0)
-            kernel.run(products, slopes, losses[part], targets[part], part)
-            sums.add(part, slopes, h, table, options.scale)
-        return losses, sums.results()
-
-
-class _PassMemory(NamedTuple):
-    """Memory of one pass."""
-
-    buffer: _ChunkBuffer
-    sums: _GradientSums
-
-
-def _allocate(
-    tensors: LossTensors, product_dtype: torch.dtype, needs: tuple[bool, ...], into: Tensor | None, chunk: int | None
-) -> _PassMemory:
-    """Allocate the memory of a pass.
-
-    The chunk is the largest within the limit that the card has room for.
-    """
-    features, weight, _, _ = tensors
-    count, width = len(features), _padded_width(len(weight))
-    saved = _numbers_saved_by_one_chunk(weight, product_dtype, needs, into)
-    rows = min(count, devices.large_chunk_size(count, width, features, chunk, saved))
-    while True:
-        try:
-            return _allocate_chunk(tensors, product_dtype, needs, into, rows)
-        except torch.OutOfMemoryError:
-            if chunk is not None or rows <= MINIMUM_ROWS:
-                raise
-            rows = max(MINIMUM_ROWS, -(-rows // 2))
-
-
-def _allocate_chunk(
-    tensors: LossTensors, product_dtype: torch.dtype, needs: tuple[bool, ...], into: Tensor | None, rows: int
-) -> _PassMemory:
-    """Allocate the memory of a pass whose chunks have so many rows."""
-    buffer = _ChunkBuffer.allocate(tensors.features, len(tensors.weight), rows)
-    sums = _GradientSums(tensors, product_dtype, needs, into, is_single=rows >= len(tensors.targets))
-    return _PassMemory(buffer, sums)
-
-
-def _numbers_saved_by_one_chunk(
-    weight: Tensor, product_dtype: torch.dtype, needs: tuple[bool, ...], into: Tensor | None
-) -> int:
-    """Return the fp32 numbers that only a pass of several chunks allocates for the table's gradient."""
-    has_sum = needs[1] and into is None and _result_type(weight, product_dtype) != torch.float32
-    return weight.numel() if has_sum else 0
-
-
-def _padded_width(vocab: int) -> int:
-    """Return the numbers of a row of the buffer."""
-    return -(-vocab // ALIGNED) * ALIGNED
-
-
-def _result_type(x: Tensor, product_dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the gradient of `x`.
-
-    fp32 sums are rounded once for bf16. fp16 could overflow.
-    """
-    is_narrow = x.dtype == product_dtype == torch.bfloat16
-    return torch.bfloat16 if is_narrow else torch.float32
-
-
-@dataclass(frozen=True, eq=False)
-class _ChunkBuffer:
-    """Memory for the fp32 products of one chunk, which its slopes overwrite."""
-
-    memory: Tensor  # [rows, V and the padding of a row]
-    vocab: int
-
-    @classmethod
-    def allocate(cls, features: Tensor, vocab: int, rows: int) -> _ChunkBuffer:
-        """Allocate the memory of a chunk of so many rows."""
-        return cls(features.new_empty(rows, _padded_width(vocab), dtype=torch.float32), vocab)
-
-    @property
-    def rows(self) -> int:
-        """Return the tokens of a full chunk."""
-        return len(self.memory)
-
-    def parts(self, n: int) -> Iterator[slice]:
-        """Yield the positions of each chunk among `n` tokens."""
-        for start in range(0, n, max(1, self.rows)):
-            yield slice(start, start + self.rows)
-
-    def products(self, n: int) -> Tensor:
-        """Return memory for the products [n, V] of `n` tokens."""
-        return self.memory[:n, : self.vocab]
-
-    def slopes(self, n: int, dtype: torch.dtype) -> Tensor:
-        """Return the same memory for slopes [n, V].
-
-        Narrow ones take the first half of each row.
-        """
-        return self.memory.view(dtype)[:n, : self.vocab]
+    tensors = LossTensors(*tensors)
+    inputs = PassInputs(options, tensors, product_dtype, needs, row_weight, into)
+    return run_chunks(
+        inputs, lambda losses: _RowKernel(options, tensors.bias, row_weight, losses, needs_slopes=any(needs))
+    )
 
 
 class ProgramSize(NamedTuple):
@@ -242,57 +127,6 @@ class _RowKernel:
             BLOCK=program.columns,
             num_warps=program.warps,
         )
-
-
-class _GradientSums:
-    """Gradients of one pass, summed over its chunks."""
-
-    def __init__(
-        self,
-        tensors: LossTensors,
-        product_dtype: torch.dtype,
-        needs: tuple[bool, ...],
-        into: Tensor | None,
-        *,
-        is_single: bool,
-    ) -> None:
-        """Allocate memory for what `needs` requests.
-
-        `is_single` is true if the pass has one chunk.
-        """
-        features, weight, bias, _ = tensors
-        self.by_features: Tensor | None = None
-        self.by_weight: Tensor | None = None
-        self.by_bias: Tensor | None = None
-        self.into, self.product_dtype, self.weight_dtype = into, product_dtype, _result_type(weight, product_dtype)
-        self.is_empty = into is None  # whether the first chunk overwrites the table's gradient
-        if needs[0]:
-            self.by_features = features.new_empty(features.shape, dtype=_result_type(features, product_dtype))
-        if needs[1]:
-            sum_dtype = self.weight_dtype if is_single else torch.float32
-            self.by_weight = into if into is not None else weight.new_empty(weight.shape, dtype=sum_dtype)
-        if needs[2]:
-            assert bias is not None, "the gradient of a missing bias is never needed"
-            self.by_bias = bias.new_zeros(bias.shape, dtype=torch.float32)
-
-    def add(self, part: slice, slopes: Tensor, h: Tensor, table: Tensor, scale: float) -> None:
-        """Add the gradients from the slopes [n, V] of one chunk with features `h` [n, E]."""
-        if self.by_features is not None:
-            devices.add_product(self.by_features[part], slopes, table, beta=0, alpha=scale)
-        if self.by_weight is not None:
-            devices.add_product(self.by_weight, slopes.T, h, beta=int(not self.is_empty), alpha=scale)
-            self.is_empty = False
-        if self.by_bias is not None:
-            self.by_bias += slopes.sum(0, dtype=torch.float32)
-
-    def results(self) -> Gradients:
-        """Return the gradients of features, weight and bias; None if not needed."""
-        by_weight = self.by_weight
-        if by_weight is not None and self.into is None:
-            if self.is_empty:  # there was no chunk
-                by_weight.zero_()
-            by_weight = by_weight.to(self.weight_dtype)
-        return [self.by_features, by_weight, self.by_bias]
 
 
 def can_scale(gradient: Tensor) -> bool:

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tiewise.core.backends import LossOptions
+from tiewise.core.backends import PACKAGE_BACKENDS, LossOptions
 from tiewise.core.errors import UnsupportedError
 
 Map = Callable[[Tensor], Tensor]
@@ -105,7 +105,7 @@ class VocabularyShard:
         self.check(weight)
         if torch.compiler.is_compiling():
             raise UnsupportedError("a vocabulary over several ranks under torch.compile", "compute this loss eagerly")
-        if options.backend in ("triton", "liger", "cce"):
+        if options.backend in ("triton", "compile", *PACKAGE_BACKENDS):
             raise UnsupportedError(
                 f"a vocabulary over several ranks by backend={options.backend!r}", "leave backend out"
             )

@@ -1,0 +1,202 @@
+"""The fused loss on a GPU with the steps between its products compiled by `torch.compile`.
+
+It is the plain computation, in the chunks of `gpu_chunks`: logits have the type of the products, and all that follows
+is fp32. With the letters of `row_kernels`, row i of the logits x has
+
+    z_j = softcap(scale · x_j + b_j)        m = max_j z_j        S = Σ_j exp(z_j − m)
+    loss_i = (1−ε) w_t nll + ζ lse² + ε mean(w) lse − (ε / V) Σ_j w_j z_j        nll = log S − (z_t − m)
+    slope_j = (c exp(z_j − m) / S − r ε w_j / V − q [j = t]) · softcap'(z_j)
+
+Inductor makes two kernels of it: one reads a row for its loss, the other writes the slopes over the logits. So bf16
+logits take half the memory of `row_loss`'s fp32 products, and half its traffic.
+
+Each set of options and width of the vocabulary is compiled once in a process, for every number of tokens. Inductor
+keeps its kernels on disk. A line of the log announces the first compilation.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.ops import devices
+from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.gpu_chunks import PassInputs, run_chunks
+from tiewise.boundary.ops.problem import LossTensors
+from tiewise.core.backends import LossOptions
+
+log = logging.getLogger(__name__)
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+COMPILER = "inductor"
+ANNOUNCED = (
+    "the loss compiles the steps between its products: seconds, once for each set of options;"
+    " TIEWISE_LOSS=tiewise compiles nothing"
+)
+
+# (logits, targets, factors on the losses, bias, class weights) → losses, with the slopes in place of the logits
+CompiledRows = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Numbers and flags that are constants of a compiled step."""
+
+    scale: float
+    softcap: float | None
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    needs_slopes: bool
+
+    @classmethod
+    def of(cls, options: LossOptions, *, needs_slopes: bool) -> RowSettings:
+        """Return the settings of a loss."""
+        softcap = None if options.softcap is None else float(options.softcap)
+        numbers = float(options.scale), softcap, int(options.ignore_index)
+        return cls(*numbers, float(options.label_smoothing), float(options.z_loss), needs_slopes)
+
+
+def missing_support(tensors: LossTensors, product_dtype: torch.dtype) -> str:
+    """Return what this pass lacks for such tensors, as the rest of a sentence.
+
+    It is empty if the pass runs.
+    """
+    if product_dtype not in TYPES:
+        return f"has no products in {product_dtype}".replace("torch.", "")
+    for x in (tensors.features, tensors.weight):
+        if type(x) not in devices.PLAIN:
+            return f"runs on plain tensors, not on a {type(x).__name__}"
+    if tensors.features.is_cuda and find_spec("triton") is None:
+        return "needs triton; pip install triton"
+    if product_dtype != torch.float32 and not devices.has_wide_products(tensors.features):
+        return "needs fp32 sums of narrow products: torch 2.8 or later on CUDA"
+    return ""
+
+
+def loss_pass(
+    options: LossOptions,
+    tensors: LossTensors,
+    product_dtype: torch.dtype,
+    needs: tuple[bool, ...],
+    row_weight: Tensor | None,
+    into: Tensor | None = None,
+) -> tuple[Tensor, Gradients]:
+    """Compute the results of `chunked.loss_pass` on one rank.
+
+    It runs where `missing_support` is empty. Gradients of bf16 inputs are bf16, other gradients are fp32.
+    """
+    tensors = LossTensors(*tensors)
+    inputs = PassInputs(options, tensors, product_dtype, needs, row_weight, into)
+    settings = RowSettings.of(options, needs_slopes=any(needs))
+    return run_chunks(inputs, lambda losses: _CompiledStep(inputs, settings, losses), buffer_dtype=product_dtype)
+
+
+class _CompiledStep:
+    """Compiled step of one pass, with the arguments that all its chunks share."""
+
+    def __init__(self, inputs: PassInputs, settings: RowSettings, like: Tensor) -> None:
+        """Convert the arguments to fp32; `like` is an fp32 tensor on the device."""
+        bias, class_weight, row_weight = inputs.tensors.bias, inputs.options.class_weight, inputs.row_weight
+        self.row_weight = like.new_ones(()) if row_weight is None else row_weight.float()
+        self.bias = None if bias is None else bias.float()
+        self.class_weight = None if class_weight is None else class_weight.float()
+        self.compute = compiled_rows(settings, len(inputs.tensors.weight), inputs.product_dtype)
+
+    def run(self, products: Tensor, slopes: Tensor, losses: Tensor, targets: Tensor, part: slice) -> None:
+        """Write the losses [n] and the slopes [n, V] of one chunk, whose products are overwritten."""
+        row_weight = self.row_weight[part] if self.row_weight.dim() else self.row_weight
+        for by_token in (products, targets, row_weight):
+            if by_token.dim():
+                torch._dynamo.maybe_mark_dynamic(by_token, 0)
+        losses.copy_(self.compute(products, targets, row_weight, self.bias, self.class_weight))
+
+
+@cache
+def compiled_rows(settings: RowSettings, vocab: int, product_dtype: torch.dtype) -> CompiledRows:
+    """Return the compiled step of a loss, of which each process has one by its arguments.
+
+    Torch counts and keeps compilations by code object, so each step has its own. Two steps of one code would make
+    `vocab` a variable of the kernels.
+    """
+    _announce()
+    code = compute_rows.__code__.replace(co_name=f"compute_rows_of_{vocab}")
+    function = types.FunctionType(code, compute_rows.__globals__)
+    compiled: Any = torch.compile(function, fullgraph=True, backend=COMPILER)
+
+    def step(*tensors: Any) -> Tensor:
+        """Bind the settings."""
+        losses: Tensor = compiled(settings, *tensors)
+        return losses
+
+    return step
+
+
+@cache
+def _announce() -> None:
+    """Log once that a compilation takes seconds."""
+    log.warning(ANNOUNCED)
+
+
+def compute_rows(
+    settings: RowSettings,
+    logits: Tensor,
+    targets: Tensor,
+    row_weight: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+) -> Tensor:
+    """Return the losses [n] of logits [n, V], and write slopes over the logits.
+
+    They are the slopes of row_weight ∘ losses.
+    """
+    vocab = logits.shape[1]
+    is_counted = targets != settings.ignore_index
+    has_target = (targets >= 0) & (targets < vocab)
+    place = targets.where(has_target, 0)
+
+    z = logits.float() * settings.scale
+    if bias is not None:
+        z = z + bias
+    if settings.softcap is not None:
+        z = settings.softcap * torch.tanh(z / settings.softcap)
+    top = z.amax(1, keepdim=True)
+    exponentials = (z - top).exp()
+    total = exponentials.sum(1)
+    log_total = total.log()
+    lse = top[:, 0] + log_total
+    nll = log_total - (z.gather(1, place[:, None])[:, 0] - top[:, 0])
+
+    hit: Tensor | float = 1 - settings.label_smoothing
+    spread: Tensor | float = settings.label_smoothing
+    if class_weight is not None:
+        hit = hit * class_weight[place]
+        spread = spread * class_weight.mean()
+    losses = hit * nll
+    if settings.z_loss:
+        losses = losses + settings.z_loss * lse.square()
+    if settings.label_smoothing:
+        weighted = z if class_weight is None else z * class_weight
+        losses = losses + spread * lse - settings.label_smoothing / vocab * weighted.sum(1)
+    losses = losses.where(has_target, torch.nan)  # a target outside the vocabulary must not pass unseen
+
+    if settings.needs_slopes:
+        c = row_weight * (hit + spread + 2 * settings.z_loss * lse) / total
+        slopes = c[:, None] * exponentials
+        if settings.label_smoothing:
+            flat = settings.label_smoothing / vocab * row_weight
+            slopes = slopes - (flat[..., None] if class_weight is None else flat[..., None] * class_weight)
+        is_target = torch.arange(vocab, device=targets.device) == targets[:, None]
+        slopes = slopes - (row_weight * hit * has_target)[:, None] * is_target
+        if settings.softcap is not None:
+            slopes = slopes * (1 - (z / settings.softcap).square())
+        logits.copy_(slopes.where(is_counted[:, None], 0))
+    return losses.where(is_counted, 0)
