@@ -15,8 +15,9 @@ ALWAYS = {"B042", "B080", "B090"}
 # {rule whose finding `repair` resolves: rules of the warnings that it may leave, as their repair is the user's choice}
 REMAINING = {
     "B012": ("B015",),  # two tables that were once one
-    "B050": ("B052",),  # a packed end, which some engines read without its scale
-    "B054": ("B052", "B080"),  # the same with a quantisation that SGLang reads without scales
+    # a packed end, which some engines read without its scale, and SGLang with some quantisations
+    "B050": ("B052", "B080"),
+    "B054": ("B052", "B080"),
 }
 FOLLOWING = ("B015",)  # warnings about the repaired tables
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tests.answers.faults import FAULTS
 from tiny_checkpoints import (
     ONE,
     D,
@@ -42,6 +43,17 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 def rule_ids_of(audit):
     return [finding.rule for finding in audit.findings]
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if "." not in name])
+def test_b080_speaks_of_other_findings_only_where_there_are_some(tmp_path, name):
+    FAULTS[name](tmp_path / "model")
+    for select in ("", "B080"):
+        findings = check(tmp_path / "model", select=select).findings
+        others = [finding for finding in findings if finding.rule != "B080" and finding.severity != "info"]
+        for finding in findings:
+            if finding.rule == "B080" and not finding.repair.startswith("to make a plain model"):
+                assert ("other findings" in finding.repair) == bool(others), finding
 
 
 def test_rule_table_in_docs_equals_registry_and_every_rule_has_explanation():

@@ -21,7 +21,16 @@ from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rules.gguf_file import GgufFacts, open_gguf, open_gguf_from
 from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx, read_onnx_from
-from tiewise.checkpoint.rules.rule import SEVERITIES, AnyFacts, Finding, Rule, matching, names, rules
+from tiewise.checkpoint.rules.rule import (
+    FOLLOWS_FROM_OTHERS,
+    SEVERITIES,
+    AnyFacts,
+    Finding,
+    Rule,
+    matching,
+    names,
+    rules,
+)
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import following_links, path_inside
@@ -580,20 +589,22 @@ class _RuleSelection:
 
     def run(self, opened: _OpenedCheckpoint, options: _CheckOptions) -> Audit:
         """Return the audit of a checkpoint with the findings of every rule that applies."""
-        ran = list[str]()
+        ran = list[Rule]()
         skipped = dict[str, str]()
-        findings = list[Finding]()
         for rule in self.catalogue.values():
             reason = self._reason_to_skip(rule, opened, options)
             if reason is None:
-                ran.append(rule.id)
-                findings += _first_of_each_group(rule.check(opened.facts))
+                ran.append(rule)
             else:
                 skipped[rule.id] = reason
+        findings = list[Finding]()
+        for rule in sorted(ran, key=_follows_from_others):
+            is_alone = all(finding.severity == "info" for finding in findings)
+            findings += _first_of_each_group(rule.check(opened.facts, is_alone))
         return replace(
             opened.audit,
             findings=tuple(sorted(findings, key=_by_severity)),
-            ran=tuple(ran),
+            ran=tuple(rule.id for rule in ran),
             skipped=skipped,
             scan=options.scan,
             deep=options.deep,
@@ -616,6 +627,11 @@ class _RuleSelection:
         if rule.deep and not options.deep:
             return "reads every row, and was not asked to"
         return None
+
+
+def _follows_from_others(rule: Rule) -> bool:
+    """Return whether a rule runs last, because its findings disappear with the findings that cause them."""
+    return rule.id == FOLLOWS_FROM_OTHERS
 
 
 def _by_severity(finding: Finding) -> tuple[int, str]:

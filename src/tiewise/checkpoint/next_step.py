@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiewise.checkpoint.audit import Audit
-from tiewise.checkpoint.rules.rule import SEVERITIES, Finding
+from tiewise.checkpoint.rules.rule import FOLLOWS_FROM_OTHERS, SEVERITIES, Finding
 
-FOLLOWS_FROM_OTHERS = "B080"  # rule on loaders, whose findings disappear with the findings that cause them
 COMMANDS = (["mv", "--"], ["hf", "download"])  # beginnings of commands of other programs
 PLACEHOLDERS = ("NEW_DIR", "BASE")  # words of a command that stand for a path that only the user knows
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rule_runs import assert_fires, assert_silent, run_rule, table_of
 from safetensors.numpy import load_file, save_file
 from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by, quantised
-from tiny_checkpoints import D, V, llama, table
+from tiny_checkpoints import D, V, llama, table, written
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.config_parts import read_quantisation
@@ -40,6 +40,45 @@ FIRES = [
      f"the quantisation converts {H} and not {E}, but the two are one table",
      "or untie them first: tiewise untie PATH --to PATH-fixed\n"),
 ]  # fmt: skip
+
+# sections of a config with which loaders leave the quantised head plain: none of them makes the repair safe
+UNDESCRIBED = [
+    ("gptq", {"quant_method": "gptq", "dynamic": {"-:lm_head": {}}}),
+    ("gptq", {"quant_method": "awq"}),
+    (COMPRESSED, {"quant_method": COMPRESSED, "config_groups": {"group_0": {"targets": ["Embedding"]}}}),
+    (COMPRESSED, {"quant_method": COMPRESSED, "targets": ["Linear"], "ignore": ["lm_head"]}),
+    (COMPRESSED, {"quant_method": COMPRESSED, "config_groups": {"group_0": {"targets": ["Linear"]}}}),  # for SGLang
+    ("bitsandbytes", {"quant_method": "bitsandbytes"}),
+    ("fp8", {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}),
+]
+
+
+@pytest.mark.parametrize(("method", "section"), UNDESCRIBED)
+def test_quantised_head_that_the_config_leaves_plain_has_no_safe_repair(tmp_path, method, section):
+    path = written(tmp_path / "a", quantised(by(method, H), **section))
+    (found,) = run_rule("B050", path)
+    assert (found.where, found.safe) == (H, False)
+
+
+def test_repair_of_a_gptq_head_describes_it(tmp_path):
+    path = written(tmp_path / "a", quantised(by("gptq", H), quant_method="gptq", bits=4))
+    config = json.loads((repair(path, tmp_path / "b").to / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    assert config["quantization_config"] == {"quant_method": "gptq", "bits": 4, "lm_head": True}
+
+
+def test_untied_class_draws_a_quantised_head_at_random_without_its_description(tmp_path):
+    """The class's own answer: why such a folder is not repaired."""
+    tr = pytest.importorskip("transformers")
+    path = written(tmp_path / "a", quantised(by("gptq", H)))
+    with pytest.raises(CheckpointError, match="no finding has a safe fix"):
+        repair(path, tmp_path / "b")
+    config = json.loads((path / "config.json").read_text())
+    for is_tied in (True, False):
+        (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": is_tied}))
+        missing = tr.LlamaForCausalLM.from_pretrained(path, output_loading_info=True)[1]["missing_keys"]
+        assert (HEAD in missing) is not is_tied
+
 
 NVFP4 = {"weight": np.ones((V, D // 2), np.uint8), "weight_scale": np.ones((V, 1), ml_dtypes.float8_e4m3fn)}
 NVFP4 |= dict.fromkeys(("weight_scale_2", "input_scale"), np.ones((), np.float32))

@@ -122,6 +122,15 @@ METHODS = {
 }  # fmt: skip
 # engines drop the scale of a head, or the method stores none
 UNREAD = {(COMPRESSED, H): " B052", ("fp8", H): " B052", ("integers", H): " B052", ("integers", E): " B052"}
+# sections of a config with which loaders pack the end that the method stores
+DESCRIBED = [
+    ("gptq", H, {"quant_method": "gptq", "lm_head": True}),
+    ("gptq", H, {"quant_method": "gptq"}),  # `repair` adds lm_head
+    (COMPRESSED, H, {"quant_method": COMPRESSED, "config_groups": {"group_0": {"targets": ["re:.*lm_head"]}}}),
+    (COMPRESSED, E, {"quant_method": COMPRESSED, "config_groups": {"group_0": {"targets": ["Embedding"]}}}),
+    ("bitsandbytes", H, {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}),
+    ("fp8", H, {"quant_method": "fp8", "modules_to_not_convert": ["vision_tower"]}),
+]
 SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
 
 
@@ -222,10 +231,19 @@ FIRES = [
      "tiewise vocab resize PATH --multiple-of 64 --to PATH-fixed"),
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "which costs 2.1 MB",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight)"),
-    *((f"B050{UNREAD.get((method, end), '')}", "error", end, True, quantised(by(method, end), head=head),
-       f"but {end} is quantised and {other} is not", "to keep both tables: tiewise repair PATH --to PATH-fixed; ",
-       f"{end} has {', '.join(sorted(METHODS[method]))}\n")
+    # without a description of the quantisation, a loader would draw the quantised end of an untied model at random
+    *((f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
+       f"but {end} is quantised and {other} is not", f"The config does not name {end} as quantised\n",
+       f"{end} has {', '.join(sorted(METHODS[method]))}. The config",
+       f"\nset tie_word_embeddings to false, and name {end} as quantised, in config.json by hand; ")
       for end, other, head in ((H, E, None), (E, H, table())) for method in METHODS),
+    *((f"B050{UNREAD.get((method, end), '')}", "error", end, True,
+       quantised(by(method, end), head=table() if end == E else None, **section),
+       f"{end} has {', '.join(sorted(METHODS[method]))}\n",
+       "to keep both tables: tiewise repair PATH --to PATH-fixed; ")
+      for method, end, section in DESCRIBED),
+    ("B050", "error", H, True, quantised(by("mlx", H)) | {"config": {"quantization": {"bits": 4, "group_size": D}}},
+     "to keep both tables: "),
     ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False),
      "its scales is missing"),
     ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False),

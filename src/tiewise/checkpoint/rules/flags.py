@@ -258,6 +258,7 @@ def loaders_disagree(facts: Facts) -> Observations:
     wrong = [outcome for outcome in outcomes if outcome.right is False]
     share = f"{len(wrong)} of {len(outcomes)} loaders"
     problem = f"{share} would fail or load something else: {named_loaders(wrong, outcomes)}"
+    alone: tuple[str, ...] = ()
     fixes: tuple[str, ...]
     if facts.is_tiewise_type:
         problem = "only transformers loads the type `tiewise`, and only after `import tiewise.hf`"
@@ -265,13 +266,16 @@ def loaders_disagree(facts: Facts) -> Observations:
     elif len(wrong) == len(outcomes):
         first = wrong[0]
         fixes = ("fix the other findings; until then no loader loads it right",)
+        alone = ("load it with the program that saved it",)
         problem += f". {first.loader} {first.versions}: {first.sentence}"
     else:
         right = named_loaders([outcome for outcome in outcomes if outcome.right], outcomes)
         fixes = (f"load it only with {right}, until the other findings are fixed",)
+        alone = (f"load it only with {right}",)
         if not right:
             fixes = ("fix the other findings; until then no loader is known to load it right",)
-    yield Observation(facts.path.name, problem, fixes, severity=severity)
+            alone = ("load it with the program that saved it",)
+    yield Observation(facts.path.name, problem, fixes, severity=severity, alone=alone)
 
 
 def _severity_of(outcomes: Collection[LoaderOutcome], facts: Facts) -> Severity | None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import PACKED, ends_with, positive_int
-from tiewise.checkpoint.config_parts import quantisation, quantisation_section
+from tiewise.checkpoint.config_parts import quantisation, quantisation_keys, quantisation_section
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG
 from tiewise.checkpoint.rules.flags import only_ties_ends, untying_edits
@@ -61,7 +61,8 @@ def half_quantised(facts: Facts) -> Observations:
     served model is not the measured one. Packed numbers without their scales, or scales without numbers, belong to no
     table at all. GPTQ's lm_head says whether the head is quantised, and loaders build the module accordingly.
     transformers leaves tied modules out of its quantisations.
-    What to do: set tie_word_embeddings to false if only the head is quantised, or quantise again.
+    What to do: set tie_word_embeddings to false if only the head is quantised, and the config says so; or quantise
+    again. Without a quantization_config that names the head, a loader would draw it at random.
     Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
     """
     table, head = facts.roles.input_end, facts.roles.output_end
@@ -88,11 +89,65 @@ def _packed_next_to_plain(facts: Facts) -> Observations:
     problem = f"the config says tied, but {where} is quantised and {short(plain.module)} is not"
     problem += f". A loader that ties drops one of the two, or fails. {where} has {names(packed.parts)}"
     again = "to keep one table: quantise again without the head"
-    if _have_all_parts(table, head) and only_ties_ends(facts):
+    packing_edits = _packing_edits(facts, packed)
+    if packing_edits is None:
+        remedy = f"set tie_word_embeddings to false, and name {where} as quantised, in config.json by hand"
+        yield where, f"{problem}. The config does not name {where} as quantised", (remedy, again)
+    elif _have_all_parts(table, head) and only_ties_ends(facts):
         fixes = (f"to keep both tables: {facts.command('repair')}", again)
-        yield Observation(where, problem, fixes, safe=True, edits=untying_edits(facts))
+        yield Observation(where, problem, fixes, safe=True, edits=(*untying_edits(facts), *packing_edits))
     else:
         yield where, problem, ("set tie_word_embeddings to false at every level of config.json", again)
+
+
+def _packing_edits(facts: Facts, end: End) -> tuple[JsonEdit, ...] | None:
+    """Return the edits with which a loader packs a stored quantised end; mostly none.
+
+    Return None if the config does not name the end as quantised. A loader then builds a plain module, and draws it at
+    random, or reads packed numbers without their scales.
+    """
+    if _config_packs(facts, end):
+        return ()
+    if _lacks_gptq_flag(facts, end):
+        return (JsonEdit(CONFIG, f"{quantisation_section(facts.config).key}.lm_head", True),)
+    return None
+
+
+def _config_packs(facts: Facts, end: End) -> bool:
+    """Return whether a loader that follows the config packs the module of an end."""
+    if "quantization" in quantisation_keys(facts.config) and {"weight", "scales"} <= end.parts.keys():
+        return True  # mlx-lm packs every module with scales
+    section = quantisation(facts.config)
+    if end is facts.roles.input_end:
+        return packs_module(section, _module(end), "Embedding")
+    class_name = "Linear"
+    if method_of(section) == "compressed-tensors":
+        class_name = ""  # SGLang drops the scales of a head that no target names
+    return packs_module(section, _module(end), class_name) or _list_lacks_head(section, end)
+
+
+def _list_lacks_head(section: Mapping[str, Any], head: End) -> bool:
+    """Return whether a list without the head replaces a method's default list, which has it."""
+    entries = _unquantised(section)
+    if method_of(section) not in _REPLACES_DEFAULT or not entries:
+        return False
+    return not is_listed(_module(head), entries)
+
+
+def _lacks_gptq_flag(facts: Facts, end: End) -> bool:
+    """Return whether GPTQ's `lm_head` alone is missing to describe a head that GPTQ packed."""
+    section = quantisation(facts.config)
+    if end is facts.roles.input_end or method_of(section) != "gptq" or "qweight" not in end.parts:
+        return False
+    return not is_listed(_module(end), _unquantised(section))
+
+
+def _unquantised(section: Mapping[str, Any]) -> list[str]:
+    """Return the entries of all lists of modules that a quantisation leaves alone."""
+    entries = list[str]()
+    for listed in lists_of(section).values():
+        entries += listed
+    return entries
 
 
 def _have_all_parts(*ends: End) -> bool:

@@ -41,6 +41,7 @@ FactsOfType = TypeVar("FactsOfType", bound=AnyFacts)  # type of the facts that t
 
 Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least severe first
+FOLLOWS_FROM_OTHERS = "B080"  # rule on loaders, whose findings disappear with the findings that cause them
 HEADERS, BOTH_TABLES, EVERY_ROW = "headers", "both tables", "every row, with `--deep`"  # values of `Rule.reads`
 CheckpointType = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
 
@@ -81,6 +82,8 @@ class Observation(NamedTuple):
     safe: bool = False
     severity: Severity | None = None  # None for the rule's severity
     edits: tuple[JsonEdit, ...] = ()  # values that `tiewise repair` writes
+    # fixes if no other rule reports anything above a note; empty: `repair` holds then, too
+    alone: tuple[str, ...] = ()
 
 
 Observations: TypeAlias = Iterator[
@@ -108,12 +111,17 @@ class Rule:
         """Name of the file that defines the rule."""
         return self.look.__module__.rpartition(".")[2]
 
-    def check(self, facts: AnyFacts) -> Iterator[Finding]:
-        """Yield one finding for each result of the rule's function."""
+    def check(self, facts: AnyFacts, is_alone: bool = False) -> Iterator[Finding]:
+        """Yield one finding for each result of the rule's function.
+
+        `is_alone`: no other rule reports anything above a note.
+        """
         for fields in self.look(facts):
             result = Observation(*fields)
             severity = result.severity or self.severity
             fixes = (result.repair,) if isinstance(result.repair, str) else result.repair
+            if is_alone and result.alone:
+                fixes = result.alone
             repair = "; ".join(fixes)
             yield Finding(self.id, severity, result.where, result.evidence, repair, result.safe, fixes=fixes)
 
