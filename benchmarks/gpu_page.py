@@ -1,6 +1,6 @@
 """Section of `docs/dev/performance.md` about GPUs, rendered from `benchmarks/results/gpu/`.
 
-The phases of `benchmarks.gpu` write them. A card may lack `rows-CARD.json`.
+The phases of `benchmarks.gpu` write them. A card may lack the files of some phases.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ The runs below are older than today's default: their `tiewise` is now `backend="
 is the default. It had programs of 4096 columns and chunks of up to a 64th of the card's memory; now these are 8192
 columns and a 32nd.
 """
+PHASES_OF_CHECKS = ("memory", "compare", "nccl", "sanitizer")
 Record = dict[str, Any]
 
 
@@ -31,7 +32,8 @@ def render_section(folder: Path) -> str:
     blocks = [HEAD]
     for card in cards:
         checks, times = read_results(folder / f"checks-{card}.json"), read_results(folder / f"times-{card}.json")
-        blocks += [render_checks(checks), *(render_table(measurement) for measurement in times["measurements"])]
+        blocks += [render_checks(checks), *render_further_checks(folder, card)]
+        blocks += [render_table(measurement) for measurement in times["measurements"]]
         parts = folder / f"rows-{card}.json"
         if parts.exists():
             blocks.append(render_parts(read_results(parts)))
@@ -57,6 +59,18 @@ def render_checks(record: Record) -> str:
     ]
     lines += [f"* `{check['check']}`: {check['why']}\n" for check in checks if check["state"] != "right"]
     return "\n".join(lines)
+
+
+def render_further_checks(folder: Path, card: str) -> list[str]:
+    """Return a line about each further phase of checks that the card has run."""
+    blocks = []
+    for phase in PHASES_OF_CHECKS:
+        path = folder / f"{phase}-{card}.json"
+        if path.exists():
+            checks = read_results(path)["checks"]
+            states = [f"`{check['check']}` {check['state']}" for check in checks]
+            blocks.append(f"{phase}: {', '.join(states)}.\n")
+    return blocks
 
 
 def render_table(measurement: Record) -> str:
