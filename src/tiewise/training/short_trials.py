@@ -38,7 +38,7 @@ from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
 from time import monotonic, thread_time
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import psutil
 import torch
@@ -52,6 +52,9 @@ from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
 from tiewise.training.workers import AUTO, Workers
+
+if TYPE_CHECKING:
+    from tiewise.boundary.installation import Installed
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
@@ -471,24 +474,27 @@ def estimate_demand(job: Job) -> Demand:
     """
     s, kind = job.settings, kind_of(job.settings)
     installed = kind.build(job)
-    parameters = list(installed.model.parameters())
-    tables = {id(table) for table in installed.tables()}
-    matrices = [p for p in parameters if p.dim() > 1 and id(p) not in tables]
-    activations = 3 * s.batch * s.length * sum(p.shape[0] + p.shape[1] for p in matrices)
-    numbers = sum(p.numel() for p in parameters) + job.text.vocab * s.width
+    activations = 3 * s.batch * s.length * _matrix_ends(installed)
+    numbers = sum(p.numel() for p in installed.model.parameters()) + job.text.vocab * s.width
     # 3 more copies: for saving, and for the model with dense tables
     copies = 2 + kind.moments(job) + 3
     tensors = 4 * (activations + copies * numbers)
-    tokens = s.steps * s.batch * s.accumulate * s.length
-    seconds = 6 * numbers * tokens / OPERATIONS
-    memory, device_memory = _PROCESS + tensors, 0
+    operations = 6 * numbers * s.steps * s.batch * s.accumulate * s.length
+    demand = Demand(_PROCESS + tensors, 0, operations / OPERATIONS)
     if torch.accelerator.is_available():
-        seconds = max(s.steps * s.accumulate * STEP_ON_DEVICE, 6 * numbers * tokens / OPERATIONS_OF_DEVICE)
-        memory = _PROCESS_WITH_DEVICE + 4 * copies * numbers
-        device_memory = _CONTEXT + tensors + 4 * s.batch * s.length * job.text.vocab
+        logits = 4 * s.batch * s.length * job.text.vocab
+        seconds = max(s.steps * s.accumulate * STEP_ON_DEVICE, operations / OPERATIONS_OF_DEVICE)
+        demand = Demand(_PROCESS_WITH_DEVICE + 4 * copies * numbers, _CONTEXT + tensors + logits, seconds)
     if s.minutes is not None:
-        seconds = 60 * s.minutes
-    return Demand(memory, device_memory, seconds)
+        demand = replace(demand, seconds=60 * s.minutes)
+    return demand
+
+
+def _matrix_ends(installed: Installed) -> int:
+    """Return the inputs and outputs that one token has at all matrices of the body."""
+    tables = {id(table) for table in installed.tables()}
+    matrices = [p for p in installed.model.parameters() if p.dim() > 1 and id(p) not in tables]
+    return sum(p.shape[0] + p.shape[1] for p in matrices)
 
 
 def free_device_memory() -> int:
