@@ -81,8 +81,15 @@ def test_text_to_speech_class_has_no_head(tmp_path):
     assert audit.at_least("warning") == ()
 
 
-def test_folder_that_mlx_packed_is_healthy_though_transformers_refuses_it(tmp_path):
-    """transformers ignores the key `quantization` and finds tensors of another shape."""
+@pytest.mark.parametrize(
+    ("copied", "error", "words"),
+    [(False, RuntimeError, "ignore_mismatched_sizes"), (True, ValueError, "has no `quant_method` attribute")],
+)
+def test_folder_that_mlx_packed_is_healthy_though_transformers_refuses_it(tmp_path, copied, error, words):
+    """transformers ignores the key `quantization` and finds tensors of another shape.
+
+    It reads a copy under its own key, which names no method.
+    """
     tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"](tie_word_embeddings=True)).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for module in [name.removesuffix(".weight") for name in tensors if "proj" in name]:
@@ -91,14 +98,17 @@ def test_folder_that_mlx_packed_is_healthy_though_transformers_refuses_it(tmp_pa
         for part in ("scales", "biases"):
             tensors[f"{module}.{part}"] = torch.ones(rows, 1, dtype=torch.float16)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization": {"group_size": 16, "bits": 4}}
+    section = {"group_size": 16, "bits": 4}
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization": section}
+    if copied:
+        config["quantization_config"] = section
     (tmp_path / "config.json").write_text(json.dumps(config))
     with asking_in_this_process():
         audit = check(tmp_path)
     assert audit.at_least("warning") == ()
     row = next(row for row in audit.outcomes if (row.loader, row.versions) == ("transformers", tr.__version__))
     assert row.outcome == ERROR
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+    with pytest.raises(error, match=words):
         tr.LlamaForCausalLM.from_pretrained(tmp_path)
 
 

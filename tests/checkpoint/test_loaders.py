@@ -23,6 +23,7 @@ from tiewise.checkpoint.family_record import mlx_data
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loader_columns import BROKEN, VERIFIED
 from tiewise.checkpoint.loaders import predict
+from tiewise.checkpoint.rewrite import repair
 
 FLAG, FILE = saved.FLAG, "model.safetensors"
 LLAMA, T5, BART = "LlamaForCausalLM", "T5ForConditionalGeneration", "BartForConditionalGeneration"
@@ -173,12 +174,19 @@ def body(tensors, config):
     config[FLAG] = True
 
 
+def quantised_as(section):
+    return lambda tensors, config: config.update(quantization_config=section)
+
+
 # model, edit, predicted outcome, words of its sentence, observed outcome or error, missing keys
 EDITED = [
     *((LLAMA, flagged(flag), columns.ERROR, "", FLAG, []) for flag in ("true", None, 1)),
     *((T5, flagged(flag), columns.UNTIED_WITH_WARNING, "", columns.UNTIED_WITH_WARNING, []) for flag in ("true", None)),
     *((LLAMA, with_half_the_rows(*names), columns.ERROR, "50 rows", "mismatch", [])
       for names in ([HEAD], [TABLE], [TABLE, HEAD])),
+    *((LLAMA, quantised_as(section), columns.ERROR, "no quant_method", "quant_method", [])
+      for section in ({}, {"bits": 4, "group_size": 64}, {"quant_method": None})),
+    (LLAMA, quantised_as(None), columns.UNTIED, "", columns.UNTIED, []),
     *((name, shared_alone, columns.RANDOM_TABLE, "coder.embed_tokens.weight", columns.RANDOM_TABLE, [])
       for name in (BART, "SwitchTransformersForConditionalGeneration")),
     (LLAMA, wrapped, columns.RANDOM_TABLE, "", columns.RANDOM_TABLE, [TABLE, HEAD]),
@@ -204,6 +212,22 @@ def test_predicted_outcome_matches_load_of_edited_checkpoint(tmp_path, name, edi
     seen, *_, keys = observe_loads(name, tmp_path)
     assert (seen, bool(keys)) == (happens, happens == columns.RANDOM_TABLE)
     assert {*missing, *([said.sentence.split()[0]] if words else [])} <= set(keys)
+
+
+def test_index_without_metadata_is_refused_and_repaired(tmp_path):
+    source, fixed = tmp_path / "source", tmp_path / "fixed"
+    model = saved.tiny(LLAMA, False)
+    model.save_pretrained(source, max_shard_size="20KB")
+    index = source / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
+    said = predicted_outcome(source)
+    assert (said.outcome, said.right) == (columns.ERROR, False)
+    with pytest.raises(KeyError, match="metadata"):
+        tr.LlamaForCausalLM.from_pretrained(source)
+    repair(source, fixed)
+    assert check(fixed, build=False).at_least("warning") == ()
+    loaded = tr.LlamaForCausalLM.from_pretrained(fixed).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
 
 
 # model, flags, state, {loader: outcome}; docs/dev/incidents.md cites the threads

@@ -1,6 +1,7 @@
 """Test `check --format` and `--baseline`: each format against its standard, and which findings count as new."""
 
 import json
+import os
 import re
 import shlex
 from urllib.parse import unquote, urlsplit
@@ -267,6 +268,14 @@ def test_sarif_has_what_the_standard_requires(tiewise, tmp_path):
     levels = {(result["level"], result["properties"]["severity"]) for result in results}
     assert levels == {("error", "fatal"), ("error", "error"), ("warning", "warning"), ("note", "info")}
     assert log["runs"][0]["invocations"][0]["executionSuccessful"] is True
+
+
+def test_sarif_keeps_the_bytes_of_a_name_that_is_no_utf8(tiewise, tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / "b013").rename(tmp_path / name)
+    log = json.loads(tiewise("check", name, "--format", "sarif").out)
+    (location, *_) = log["runs"][0]["results"][0]["locations"]
+    assert location["physicalLocation"]["artifactLocation"]["uri"].startswith("caf%E9/")
 
 
 def test_sarif_notifies_of_an_unreadable_path(tiewise, tmp_path):

@@ -15,7 +15,7 @@ from functools import cached_property
 from tiewise.checkpoint.built_class import NotBuilt, is_switched_off
 from tiewise.checkpoint.claims import PACKED, architecture, in_layer, is_foreign, needs_tiewise
 from tiewise.checkpoint.class_load import ClassLoad, ask_load
-from tiewise.checkpoint.config_parts import quantisation_keys
+from tiewise.checkpoint.config_parts import TRANSFORMERS_SECTION, quantisation_keys
 from tiewise.checkpoint.family_record import ClassEnds, module_of
 from tiewise.checkpoint.folder_facts import FolderFacts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE
@@ -78,7 +78,7 @@ class ClassFacts(FolderFacts):
             return "a model of tiewise's own type is not a class of transformers"
         if "auto_map" in self.config:
             return "its classes come as custom code, which is not run"
-        if "quantization_config" in quantisation_keys(self.config):
+        if TRANSFORMERS_SECTION in quantisation_keys(self.config):
             return "it is quantised"
         if self.folder.unread:
             return "the headers of some shards were not read; --all-headers reads them"

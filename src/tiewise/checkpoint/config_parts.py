@@ -14,6 +14,7 @@ from tiewise.checkpoint.untrusted import read_json, short
 from tiewise.core.errors import CheckpointError, similar_names
 
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # keys on BERT's segments and on padding
+TRANSFORMERS_SECTION = "quantization_config"  # key of the quantisation that transformers reads
 _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_codebooks", "codebook_vocab_size")
 
 
@@ -106,9 +107,23 @@ def quantisation_section(config: Mapping[str, Any]) -> QuantisationSection:
 def quantisation_keys(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the keys under which a config describes a quantisation.
 
-    transformers reads "quantization_config" alone; MLX writes "quantization".
+    transformers reads "quantization_config" alone; MLX writes "quantization", and often the same again under the other.
     """
     return frozenset(section.key.rpartition(".")[2] for section in _sections(config))
+
+
+def has_nameless_quantisation(config: Mapping[str, Any]) -> bool:
+    """Return whether transformers reads a `quantization_config` that names no method, and refuses it.
+
+    MLX writes such a section next to its own. The root counts, else the text part.
+    """
+    section = config.get(TRANSFORMERS_SECTION)
+    text = config.get("text_config", config)
+    if not section and isinstance(text, Mapping):
+        section = text.get(TRANSFORMERS_SECTION)
+    if not isinstance(section, Mapping) or section.get("load_in_8bit") or section.get("load_in_4bit"):
+        return False
+    return section.get("quant_method") is None
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[QuantisationSection]:
@@ -117,7 +132,7 @@ def _sections(config: Mapping[str, Any]) -> Iterator[QuantisationSection]:
     for prefix, level in levels.items():
         if not isinstance(level, Mapping):
             continue
-        for key in ("quantization_config", "compression_config", "quantization"):
+        for key in (TRANSFORMERS_SECTION, "compression_config", "quantization"):
             section = level.get(key)
             if isinstance(section, Mapping):
                 yield QuantisationSection(prefix + key, section)

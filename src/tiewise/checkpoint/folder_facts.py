@@ -23,7 +23,12 @@ from tiewise.checkpoint.claims import (
     read_claims,
     without_tokens,
 )
-from tiewise.checkpoint.config_parts import quantisation_keys, vocabulary_sizes
+from tiewise.checkpoint.config_parts import (
+    TRANSFORMERS_SECTION,
+    has_nameless_quantisation,
+    quantisation_keys,
+    vocabulary_sizes,
+)
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, Family
 from tiewise.checkpoint.file_sources import HubSource
@@ -199,9 +204,14 @@ class FolderFacts:
 
     @property
     def is_packed_for_mlx(self) -> bool:
-        """Return whether MLX packed the tensors; transformers ignores its key and refuses their shapes."""
+        """Return whether MLX packed the tensors.
+
+        transformers refuses their shapes, or a copy of MLX's section under its own key: it names no method.
+        """
         keys = quantisation_keys(self.config)
-        return "quantization" in keys and "quantization_config" not in keys
+        if "quantization" not in keys:
+            return False
+        return TRANSFORMERS_SECTION not in keys or has_nameless_quantisation(self.config)
 
     def explains_width_of(self, table: Stored) -> bool:
         """Return whether the config or a stored map has the width of this table."""

@@ -89,6 +89,7 @@ class Folder:
     tensors: dict[str, Stored]
     weight_map: dict[str, str] | None = None  # {tensor: its file} in the index of shard files; None without an index
     total_size: Any = None  # total bytes of all tensors in the index; None if absent
+    index_lacks_metadata: bool = False  # the index has no object `metadata`, and transformers stops at it
     copies: tuple[Stored, ...] = ()  # further tensors whose name is in `tensors` from another file
     extra: tuple[str, ...] = ()  # other `.safetensors` files in the folder, without those of an adapter
     faults: tuple[Fault, ...] = ()  # files that could not be read or are inconsistent
@@ -257,30 +258,31 @@ def _open_source(source: FileSource, reading: HubReading) -> Folder:
     """Read the config, the index and the headers of a source."""
     faults = list[Fault]()
     files = source.list()
-    config = weight_map = total_size = None
+    config, index = None, _Index()
     if CONFIG in files:
         config = _config(source, faults)
     if INDEX in files:
         with recording_faults(faults, INDEX):
-            weight_map, total_size = _index(source)
+            index = _index(source)
     candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    opened = _files_to_open(candidates, weight_map)
+    opened = _files_to_open(candidates, index.weight_map)
     if len(opened) > MOST_TENSOR_FILES:
         raise CheckpointError(f"{source.path}: {len(opened):,} shards are no checkpoint", GIVE_FOLDER)
     first_choice = opened
-    if not reading.all_headers and weight_map is not None:
-        first_choice = _files_of_ends(weight_map, config, opened, files)
-    tensor_files = _TensorFiles.of(source, weight_map, first_choice)
+    if not reading.all_headers and index.weight_map is not None:
+        first_choice = _files_of_ends(index.weight_map, config, opened, files)
+    tensor_files = _TensorFiles.of(source, index.weight_map, first_choice)
     if first_choice != opened and tensor_files.contradict_index():
-        tensor_files = _TensorFiles.of(source, weight_map, opened)
+        tensor_files = _TensorFiles.of(source, index.weight_map, opened)
     return Folder(
         source.path,
         files,
         config,
         tensor_files.headers,
         tensor_files.tensors,
-        weight_map,
-        total_size,
+        index.weight_map,
+        index.total_size,
+        index.lacks_metadata,
         copies=tuple(tensor_files.copies),
         extra=tuple(sorted(set(candidates) - set(opened))),
         faults=(*faults, *tensor_files.faults),
@@ -381,8 +383,17 @@ class _TensorFiles:
                 self.copies.append(tensor)
 
 
-def _index(source: FileSource) -> tuple[dict[str, str], Any]:
-    """Return ({tensor: its file}, total bytes) in the index of shard files. The bytes may be None."""
+@dataclass(frozen=True)
+class _Index:
+    """Content of an index of shard files. Without arguments: no index."""
+
+    weight_map: dict[str, str] | None = None  # {tensor: its file}; None without an index
+    total_size: Any = None  # total bytes of all tensors; None if absent
+    lacks_metadata: bool = False  # `metadata` is absent, or no object
+
+
+def _index(source: FileSource) -> _Index:
+    """Return the index of shard files."""
     where = f"{source.path / INDEX}"
     record = object_of(parse_json(source.read_bytes(INDEX, MOST_BYTES), where, unique=True))
     weight_map = record.get("weight_map")
@@ -391,7 +402,8 @@ def _index(source: FileSource) -> tuple[dict[str, str], Any]:
         remedy = "take it from its source again, or delete it where all tensors are in one file"
         raise CheckpointError(f"{where}: {problem}", remedy)
     assert isinstance(weight_map, dict), "_wrong_map accepts dictionaries alone"
-    return weight_map, object_of(record.get("metadata")).get("total_size")
+    metadata = record.get("metadata")
+    return _Index(weight_map, object_of(metadata).get("total_size"), not isinstance(metadata, dict))
 
 
 def _wrong_map(weight_map: Any) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tiewise.checkpoint.claims import TIEWISE_TYPE, architecture, needs_tiewise
 from tiewise.checkpoint.class_load import ClassLoad
 from tiewise.checkpoint.class_outcome import ELSEWHERE, ClassOutcome
+from tiewise.checkpoint.config_parts import TRANSFORMERS_SECTION, has_nameless_quantisation
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE
@@ -45,7 +46,7 @@ class TransformersLoading:
 
         If the class was asked about its tensors, its answer decides.
         """
-        failure = self._check_type() or self._check_opened_file()
+        failure = self._check_type() or self._check_opened_file() or self._check_quantisation()
         if failure is not None:
             return failure
         if self.is_recent:
@@ -91,15 +92,29 @@ class TransformersLoading:
         opened = self.facts.folder.opened
         if opened is None:
             return self._outcome(ERROR, f"It finds no {SINGLE} and no index of shards.")
-        lost = self.facts.folder.lost_shards
-        if opened == INDEX and lost:
-            return self._outcome(ERROR, f"The index names {short(lost[0])}, which is missing.")
+        if opened == INDEX:
+            return self._check_index()
         if opened.endswith((".bin", ".bin.index.json")):
             return self._outcome(DEPENDS, f"It opens {opened}, which was not read.")
         if opened.endswith(".safetensors") and opened not in self.facts.folder.headers:
             why = f"It opens {opened}, which the index does not name and which was not read."
             return self._outcome(DEPENDS, why)
         return None
+
+    def _check_index(self) -> LoaderOutcome | None:
+        """Return an outcome if transformers stops at the index of shard files."""
+        lost = self.facts.folder.lost_shards
+        if lost:
+            return self._outcome(ERROR, f"The index names {short(lost[0])}, which is missing.")
+        if self.facts.folder.index_lacks_metadata:
+            return self._outcome(ERROR, "The index has no metadata object, at which it stops.")
+        return None
+
+    def _check_quantisation(self) -> LoaderOutcome | None:
+        """Return an outcome if transformers cannot tell how the model is quantised."""
+        if not has_nameless_quantisation(self.facts.config):
+            return None
+        return self._outcome(ERROR, f"The config's {TRANSFORMERS_SECTION} has no quant_method, and it refuses that.")
 
     def _check_class(self) -> LoaderOutcome | None:
         """Return an outcome if the architecture data lacks the class."""

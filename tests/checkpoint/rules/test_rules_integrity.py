@@ -39,6 +39,19 @@ def sharded(part, tied=True, **values):
     return changed(change, tied=tied, tensors={HEAD: None}, shards=2)
 
 
+def with_metadata(*values):
+    """Return a function that writes a Llama in two shards whose index has another `metadata`, or none."""
+
+    def change(path):
+        record = json.loads((path / INDEX).read_text())
+        del record["metadata"]
+        for value in values:
+            record["metadata"] = value
+        (path / INDEX).write_text(json.dumps(record))
+
+    return changed(change, shards=2)
+
+
 def mapped(name, shard, tied=True):
     """Return a function that writes a Llama whose index maps a name to a shard, or lacks it."""
     return sharded("weight_map", tied, **{name: shard})
@@ -113,6 +126,8 @@ FIRES = [
     ("B001", "fatal", "pytorch_model.bin", False, renamed("pytorch_model.bin"), "pytorch_model.bin"),
     ("B002", "fatal", SHARDS[0], False, gone(SHARDS[0]), "2 tensors", "model.embed_tokens.weight"),
     ("B002", "fatal", INDEX, True, holding(INDEX, '{"weight_map": 3}', shards=2), "no weight_map", REPAIR),
+    *(("B002", "error", INDEX, True, with_metadata(*values), "has no metadata object", REPAIR)
+      for values in ((), (None,), ([],), ("none",))),
     ("B002", "error", INDEX, False, mapped("model.wte", SHARDS[0]), "1 tensor that no shard file stores (model.wte)"),
     # a tied model does not need the head
     ("B002", "error", INDEX, True, mapped(HEAD, SHARDS[0]), f"1 tensor that no shard file stores ({HEAD})", REPAIR),
@@ -141,7 +156,7 @@ def test_integrity_rules_are_silent_on_intact_checkpoint(tmp_path, shards):
     for name in ("optimizer.pt", "training_args.bin", "scheduler.pt", "rng_state.pth"):
         (path / name).write_bytes(b"pickle")
     assert_silent(tmp_path, ("B001 B002 B003 B004", lambda _: path))
-    assert_silent(tmp_path / "b", ("B003", sharded("metadata", total_size=None)))
+    assert_silent(tmp_path / "b", ("B002 B003", sharded("metadata", total_size=None)))
 
 
 def test_b002_accepts_any_name_of_single_file(tmp_path):
@@ -172,7 +187,7 @@ def test_b004_reports_without_scan_that_copies_were_not_compared(tmp_path, norm)
 
 def test_b002_shows_tensor_names_without_control_characters(tmp_path):
     path = write_checkpoint(tmp_path, {"model_type": "llama"}, {"a\x1b[31m": table()}, shards=2)
-    record = {"weight_map": {"a\x1b[31m": SHARDS[0], "\x1b[2J" + "x" * 999: SHARDS[0]}}
+    record = {"metadata": {}, "weight_map": {"a\x1b[31m": SHARDS[0], "\x1b[2J" + "x" * 999: SHARDS[0]}}
     (path / INDEX).write_text(json.dumps(record))
     (finding,) = run_rule("B002", path)
     assert "\x1b" not in finding.evidence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,4 +53,4 @@ def uri_of(path: Path) -> str:
     """
     if path.is_absolute():
         return path.as_uri()
-    return quote(path.as_posix())
+    return quote(os.fsencode(path.as_posix()))  # a name that is no UTF-8 keeps its bytes

@@ -91,7 +91,7 @@ def _location(audit: Audit, finding: Finding) -> Record:
 def _fingerprint(audit: Audit, finding: Finding) -> str:
     """Return a digest of path, rule and place, which stays while a fault stays."""
     identity = "\0".join([audit.path.as_posix(), finding.rule, finding.where])
-    return hashlib.sha256(identity.encode()).hexdigest()
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _invocation(answers: Sequence[CheckedPath]) -> Record:

@@ -112,15 +112,16 @@ def index_and_shards(facts: Facts) -> Observations:
     llama.cpp's converter stopped at a `wte` that only the index named (llama.cpp#12456), and users edit the file by
     hand after merges (mergekit#385). A missing shard file is fatal. Tensors in another shard file, and tensors that the
     index lacks, can be mapped again from the headers. A name that no shard file stores can be removed only if it is the
-    head of a tied model.
+    head of a tied model. transformers also needs an object `metadata`, which may be empty.
     What to do: `tiewise repair` rebuilds the index; a missing shard file must be downloaded.
-    Sources: llama.cpp#12456; mergekit#385
+    Sources: llama.cpp#12456; mergekit#385; transformers utils/hub.py (5.23.0)
     """
     yield from _missing_files(facts)
     weight_map = facts.folder.weight_map
     if weight_map is None:
         yield from _missing_index(facts)
     else:
+        yield from _index_without_metadata(facts)
         yield from _wrong_index(facts, weight_map)
 
 
@@ -202,6 +203,13 @@ def _other_file_names(facts: Facts, files: list[str]) -> Observation:
 def _quoted(path: Path) -> str:
     """Return a path quoted for a shell."""
     return shlex.quote(str(path))
+
+
+def _index_without_metadata(facts: Facts) -> Observations:
+    """Report an index at which transformers stops."""
+    if facts.folder.index_lacks_metadata and facts.folder.opened == INDEX:
+        problem = "the index has no metadata object, and transformers stops at it"
+        yield Observation(INDEX, problem, facts.command("repair"), True, severity="error")
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
