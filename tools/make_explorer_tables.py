@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/make_explorer_tables.py                  # trains for about five minutes on one core
     .venv/bin/python tools/make_explorer_tables.py --run FOLDER     # takes a finished run of COMMAND
-    .venv/bin/python tools/make_explorer_tables.py --out FILE
+    .venv/bin/python tools/make_explorer_tables.py --out FILE --steps 1000
 
 The training text is the documentation that every Python carries, so another version of Python gives other numbers. The
 file names the version, the text's digest and the command. It stores the rows of the most frequent whole words in fp16,
@@ -32,8 +32,9 @@ from tiewise.training.folder import DATA, seed_folder
 from tiewise.training.results import FINAL
 
 TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "report" / "explorer" / "data" / "trained_tables.json"
-SIZES = ["--steps", "3000", "--set", "width=64", "--set", "layers=1", "--set", "batch=16"]
-COMMAND = ["compare", "--text", "builtin", "--tokenizer", "bpe:2048", "--arms", "tied,untied", "--seeds", "1", *SIZES]
+STEPS = 3000
+SIZES = ["--set", "width=64", "--set", "layers=1", "--set", "batch=16"]
+COMMAND = ["compare", "--text", "builtin", "--tokenizer", "bpe:2048", "--arms", "tied,untied", "--seeds", "1"]
 MOST_WORDS, MOST_PAIRS = 512, 40
 LEAST_OCCURRENCES = 40  # of a word in the training text
 LEAST_WHOLE = 0.9  # share of a token's occurrences that no letter follows; " vari" of "variable" has less
@@ -92,14 +93,14 @@ def read_rows(run: Path, arm: str, tensor: str, rows: list[int]) -> str:
     return b64encode(table[rows].astype("<f2").tobytes()).decode("ascii")
 
 
-def tables_of(run: Path) -> dict[str, Any]:
-    """Return the record of a finished run of COMMAND."""
+def tables_of(run: Path, steps: int) -> dict[str, Any]:
+    """Return the record of a finished run of COMMAND with these steps."""
     prepared, comparison = load_prepared(run / DATA), comparison_of(run)
     text = TrainingText.of_prepared(prepared)
     words = text.frequent_words(MOST_WORDS)
     return {
         "source": {
-            "command": f"tiewise {' '.join(COMMAND)}",
+            "command": f"tiewise {' '.join(with_steps(steps))}",
             "python": prepared.facts["python"],
             "sha256": prepared.facts["sha256"],
             "tokens": len(text.ids),
@@ -118,18 +119,25 @@ def tables_of(run: Path) -> dict[str, Any]:
     }
 
 
+def with_steps(steps: int) -> list[str]:
+    """Return COMMAND with a number of steps and the sizes."""
+    return [*COMMAND, "--steps", str(steps), *SIZES]
+
+
 def main() -> None:
     """Train unless a run is given, and write the file."""
     parser = argparse.ArgumentParser(description="Write the trained tables that `tiewise explore` shows.")
     parser.add_argument("--run", type=Path, help="finished run of the same command")
     parser.add_argument("--out", type=Path, default=TARGET, help="file to write")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each model")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = arguments.run
         if run is None:
             run = Path(folder) / "run"
-            subprocess.run([sys.executable, "-m", "tiewise", *COMMAND, "--out", str(run)], check=True)
-        text = json.dumps(tables_of(run), separators=(",", ":"), ensure_ascii=True)
+            command = [*with_steps(arguments.steps), "--out", str(run)]
+            subprocess.run([sys.executable, "-m", "tiewise", *command], check=True)
+        text = json.dumps(tables_of(run, arguments.steps), separators=(",", ":"), ensure_ascii=True)
     arguments.out.write_text(f"{text}\n", encoding="utf-8")
     print(f"{arguments.out}: {len(text):,} bytes")
 

@@ -27,10 +27,10 @@ CHILD = Path(__file__).with_name("hostile_child.py")
     ("first", "count", "kinds"),
     [
         pytest.param(0, 180, [], id="few"),
-        pytest.param(1000, 10_000, [], id="many", marks=pytest.mark.slow),
-        *(pytest.param(20_000, 3000, [kind], id=kind, marks=pytest.mark.slow) for kind in ("draft", "onnx")),
+        pytest.param(1000, 5000, [], id="many", marks=pytest.mark.slow),
+        *(pytest.param(20_000, 1500, [kind], id=kind, marks=pytest.mark.slow) for kind in ("draft", "onnx")),
         *(pytest.param(30_000, 60, [verb], id=f"{verb}, a few") for verb in ("merge", "slim")),
-        *(pytest.param(40_000, 3000, [verb], id=verb, marks=pytest.mark.slow) for verb in ("merge", "slim")),
+        *(pytest.param(40_000, 1500, [verb], id=verb, marks=pytest.mark.slow) for verb in ("merge", "slim")),
     ],
 )
 def test_check_and_verbs_survive_damaged_checkpoints(tmp_path, first, count, kinds):

@@ -109,7 +109,7 @@ def test_read_gguf_refuses_hostile_files(tmp_path, data, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
 def test_read_gguf_raises_only_checkpoint_error_for_mutated_files(tmp_path, count):
     rng = random.Random(0)
     keys = [("general.alignment", scalar("u32", 32)), ("a", numbers("f32", [1, 2, 3])), ("b", scalar("f64", 0.1))]
