@@ -27,7 +27,7 @@ from tiewise.training.settings import Settings
 # lines of the profile: (name, file, function); only a name with "of it" is part of the line above
 PARTS = (
     ("forward and backward", "transformers/trainer.py", "training_step"),
-    ("of it the vocabulary loss, with its gradients", "boundary/ops/native_loss.py", "fastest_loss_pass"),
+    ("of it the vocabulary loss, with its gradients", "boundary/ops/native_loss.py", "native_or_chunked_pass"),
     ("norms of both paths", "boundary/installation.py", "path_norms"),
     ("clipping", "transformers/trainer.py", "_clip_grad_norm"),
     ("optimizer", "accelerate/optimizer.py", "step"),

@@ -60,6 +60,7 @@ CALLS = {
     "install": (tiewise.install, InstallError),
     "installed": (tiewise.installed, InstallError),
     "SharingSpec": (tiewise.boundary.SharingSpec.parse, SpecError),
+    "explain_backends": (lambda x: tiewise.boundary.explain_backends(x, TABLE, IDS), "features must be a tensor"),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     "linear_divergence": (
         lambda x: tiewise.boundary.linear_divergence(x, TABLE, x, TABLE),

@@ -67,20 +67,20 @@ def test_wrong_check_sets_exit_code_1_and_runs_again(tmp_path, capsys, monkeypat
 
 def test_installed_family_with_a_wrong_loss_sets_exit_code_1(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu_install, "FAMILIES", {"llama": gpu_install.DECODER})
-    exact = own_pass.loss_pass
+    exact = own_pass.row_kernel_or_native_pass
 
     def wrong(*given):
         losses, gradients = exact(*given)
         return losses * (1 + 3e-5), gradients  # `install` itself refuses a change of 1e-4
 
-    monkeypatch.setattr(own_pass, "loss_pass", wrong)
+    monkeypatch.setattr(own_pass, "row_kernel_or_native_pass", wrong)
     assert run(tmp_path, "--phases", "install") == 1
     assert "install: 0 right, 1 wrong" in capsys.readouterr().out
     outcome = json.loads((tmp_path / "install.json").read_text())["families"]["llama"]
     assert not outcome["why"]
     figures = outcome["figures"]
     assert [figure["right"] for figure in figures] == [True, False, True]  # the loss alone was wrong
-    monkeypatch.setattr(own_pass, "loss_pass", exact)
+    monkeypatch.setattr(own_pass, "row_kernel_or_native_pass", exact)
     assert run(tmp_path, "--phases", "install") == 0
     assert "install: 1 right, 0 wrong" in capsys.readouterr().out
 

@@ -5,6 +5,7 @@ from tiewise.boundary.hf import load as load
 from tiewise.boundary.installation import Installed as Installed
 from tiewise.boundary.installation import install as install
 from tiewise.boundary.installation import installed as installed
+from tiewise.boundary.ops.backend_report import explain_backends as explain_backends
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from tiewise.boundary.ops.exact_top import ExactTop as ExactTop
 from tiewise.boundary.ops.fast_products import fast_products as fast_products

@@ -12,7 +12,8 @@ from tiewise.core.errors import UnsupportedError
 REDUCTIONS = ("mean", "sum", "none")
 # implementations of PyTorch's loss on a GPU
 TIEWISE_BACKENDS = ("tiewise", "triton", "chunked", "compile")
-PACKAGE_BACKENDS = ("liger", "cce")  # of other packages
+PACKAGE_BACKENDS = ("liger", "liger-sm90", "cce")  # of other packages
+DESCRIBED_BACKENDS = ("quack", "liger-sm100")  # recognised, and refused with the reason
 BACKENDS = (*TIEWISE_BACKENDS, *PACKAGE_BACKENDS, "auto")
 
 # fp32 numbers per chunk: 104 MB, 268 MB. On two CPU cores 512 rows of 50,304 took at most 3 % longer than the matrix
@@ -117,7 +118,7 @@ def _check_options(o: LossOptions) -> None:
         raise ValueError(f"chunk must be at least 1 token, not {o.chunk}")
     if o.logits not in (None, "fp32"):
         raise ValueError(f"unknown logits {o.logits!r}; choose 'fp32', or None for those of the processor's products")
-    if o.backend not in (None, *BACKENDS):
+    if o.backend not in (None, *BACKENDS, *DESCRIBED_BACKENDS):
         raise ValueError(f"unknown backend {o.backend!r}; choose one of {', '.join(BACKENDS)}")
     if o.softcap is not None and not 0 < o.softcap < math.inf:
         raise ValueError(f"softcap must be positive and finite, not {o.softcap}")

@@ -230,11 +230,11 @@ def test_compiled_loss_runs_on_a_gpu_only(monkeypatch):
 def trials(emulated, monkeypatch, tmp_path):
     """Return the times that a trial measures; the list `trials["tried"]` gets its candidates."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    times = {"tried": [], "tiewise_ms": 1.0, "compile_ms": 0.9}
+    times = {"tried": [], "tiewise": 1.0, "compile": 0.9}
 
     def trial(candidates, *_):
         times["tried"].append(list(candidates))
-        return {name: value for name, value in times.items() if name != "tried"}
+        return gpu_kernels.TrialResult({"tiewise": times["tiewise"], "compile": times["compile"]})
 
     monkeypatch.setattr(gpu_kernels, "run_trial", trial)
     monkeypatch.setattr(gpu_kernels, "KERNELS", {})
@@ -250,7 +250,7 @@ def chosen_by_auto(kind=torch.float32, n=N, *, with_into=False, **options):
 
 @pytest.mark.parametrize(("milliseconds", "is_used"), [(0.9, True), (0.979, True), (0.985, False), (1.2, False)])
 def test_auto_uses_the_compiled_loss_if_it_saves_two_percent(milliseconds, is_used, trials):
-    trials["compile_ms"] = milliseconds
+    trials["compile"] = milliseconds
     for with_into in (False, True):
         expected = compiled_rows.loss_pass if is_used else None
         assert chosen_by_auto(softcap=30.0, with_into=with_into) is expected
@@ -283,7 +283,7 @@ def test_trial_measures_the_compiled_loss_and_leaves_out_a_slow_start(emulated, 
         torch.float32,
         chunked.loss_pass,
     )
-    assert list(gpu_kernels.run_trial(*arguments)) == ["tiewise_ms", "compile_ms"]
+    assert list(gpu_kernels.run_trial(*arguments).milliseconds) == ["tiewise", "compile"]
     forget()
     monkeypatch.setattr(gpu_kernels, "LONGEST_START", 0.02)
     real = compiled_rows.compute_rows
@@ -293,4 +293,6 @@ def test_trial_measures_the_compiled_loss_and_leaves_out_a_slow_start(emulated, 
         return real(*given)
 
     monkeypatch.setattr(compiled_rows, "compiled_rows", lambda settings, *_: partial(slow, settings))
-    assert list(gpu_kernels.run_trial(*arguments)) == ["tiewise_ms"]
+    trial = gpu_kernels.run_trial(*arguments)
+    assert list(trial.milliseconds) == ["tiewise"]
+    assert trial.reasons == {"compile": "its first run took 0 s, and 0.02 s is the limit"}

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import weakref
 from importlib.util import find_spec
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,6 +33,7 @@ from tiewise.core.errors import RunError, UnsupportedError
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 N, V = (23, 57) if INTERPRETED else (777, 5003)
 NEAR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+NARROW = {name for name, kernel in KERNELS.items() if kernel.vocab_multiple > 1}  # they take some shapes only
 TYPES = {"tiewise": tuple(NEAR)} | {name: kernel.types for name, kernel in KERNELS.items()}
 EVERY = {"tiewise": {"bias", *OPTIONS[-1]}} | {name: set(kernel.has) for name, kernel in KERNELS.items()}
 CLAIMED = [
@@ -41,7 +41,7 @@ CLAIMED = [
     for name in TYPES
     for kind in TYPES[name]
     for chosen in OPTIONS
-    if set(chosen) <= EVERY[name] | {"scale"}
+    if set(chosen) <= EVERY[name] | {"scale"} and name not in NARROW
 ]
 
 
@@ -109,7 +109,7 @@ def test_fp32_logits_of_bf16_inputs_give_losses_near_fp64(name, device):
     assert (got.cpu() - oracle(h, w, t, reduction="none")).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [name for name in TYPES if name not in NARROW])
 def test_backend_supports_freezing_repeated_backward_compile_and_autocast(name, device):
     kind = TYPES[name][-1 if name == "cce" else 0]
     inputs, t = problem(kind, n=N, v=V)
@@ -221,7 +221,8 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
     with pytest.raises(RunError, match=r"no loss is called 'cut'; choose .*liger.* in TIEWISE_LOSS"):
         linear_cross_entropy(h, w, t)
     with pytest.raises(
-        ValueError, match="unknown backend 'cut'; choose one of tiewise, triton, chunked, compile, liger, cce, auto"
+        ValueError,
+        match="unknown backend 'cut'; choose one of tiewise, triton, chunked, compile, liger, liger-sm90, cce, auto",
     ):
         linear_cross_entropy(h, w, t, backend="cut")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -302,15 +303,18 @@ def counts_ignored(h, w, t, *, ignore_index, reduction):
 
 
 @pytest.mark.parametrize(
-    ("reduction", "agree"), [("mean", ["right_ms", "first_upstream_ms"]), ("sum", None), ("none", ["right_ms"])]
+    ("reduction", "agree"), [("mean", ["right", "first_upstream"]), ("sum", None), ("none", ["right"])]
 )
 def test_trial_times_only_backends_that_run_and_agree(kernels, reduction, agree):
     (h, w, _), t = problem(torch.float32)
     tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
     ways = {name: gpu_kernels.kernel_loss_pass(name, options, tensors, torch.float32) for name in kernels}
-    times = gpu_kernels.run_trial(ways, options, tensors, torch.float32, loss_pass)
-    assert list(times) == (agree or ["right_ms", "first_upstream_ms"])
-    assert min(times.values()) > 0
+    trial = gpu_kernels.run_trial(ways, options, tensors, torch.float32, loss_pass)
+    assert list(trial.milliseconds) == (agree or ["right", "first_upstream"])
+    assert min(trial.milliseconds.values()) > 0
+    assert trial.milliseconds.keys() | trial.reasons.keys() == kernels.keys()
+    assert trial.reasons["failing"] == "MemoryError: MemoryError"
+    assert re.fullmatch(r".*'wrong' with wrong 1.0 has \d+ times the error of all logits .*", trial.reasons["wrong"])
 
 
 def test_trial_holds_one_table_gradient_at_a_time(kernels):
@@ -370,8 +374,8 @@ def test_inexact_backend_is_left_out_of_a_trial(kernels, monkeypatch):
 
     candidates = {"tiewise": None, "wrong": slightly_wrong, "right": loss_pass}
     assert exactness.measure_excess(slightly_wrong, options, tensors, torch.float32) > 4
-    times = gpu_kernels.run_trial(candidates, options, tensors, torch.float32, loss_pass)
-    assert list(times) == ["tiewise_ms", "right_ms"]
+    trial = gpu_kernels.run_trial(candidates, options, tensors, torch.float32, loss_pass)
+    assert list(trial.milliseconds) == ["tiewise", "right"]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
@@ -412,22 +416,12 @@ def test_liger_versions_are_those_that_pass_these_tests():
     assert KERNELS["liger"].versions == ("0.8.4", "0.8.5")
 
 
-def test_trial_reports_a_backend_that_breaks_the_gpu(monkeypatch):
-    answers = [RuntimeError("CUDA error: device-side assert"), None]
-    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=answers))
-    says = r"the trial of backend='liger' broke the context of cuda:0 \(an illegal\); start anew .*TIEWISE_LOSS=tiewise"
-    with pytest.raises(RunError, match=says), gpu_kernels._ignore_failure("liger", torch.device("cuda:0")):
-        raise RuntimeError("an illegal")
-    with gpu_kernels._ignore_failure("liger", torch.device("cuda:0")):
-        raise torch.OutOfMemoryError("no room for the kernel")
-
-
 def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_path):
     tried = []
 
     def trial(ways, *_):
         tried.append(tuple(ways))
-        return {"tiewise_ms": 3.0, "right_ms": 2.0}
+        return gpu_kernels.TrialResult({"tiewise": 3.0, "right": 2.0}, {"wrong": "is inexact"})
 
     monkeypatch.setattr(gpu_kernels, "run_trial", trial)
     (h, w, b), t = problem(torch.float32)
@@ -435,14 +429,14 @@ def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_p
     for _ in range(2):
         for _ in range(2):
             assert error(linear_cross_entropy(h, w, t, backend="auto"), oracle(h, w, t)) < 1e-6
-        gpu_kernels.TRIALS.times.clear()  # as a new process would start
+        gpu_kernels.TRIALS.results.clear()  # as a new process would start
     assert tried == [("tiewise", *kernels)]
     assert CALLS == ["right"] * 4
     (record,) = json.loads((tmp_path / "tiewise" / "losses.json").read_text()).values()
     assert record | {"torch": ""} == {
         **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
         **dict.fromkeys(kernels, "1.0"),
-        **{"torch": "", "row kernel": "none", "tiewise_ms": 3.0, "right_ms": 2.0},
+        **{"torch": "", "row kernel": "none", "tiewise_ms": 3.0, "right_ms": 2.0, "wrong_why": "is inexact"},
         "candidates": " ".join(("tiewise", *kernels)),
     }
     linear_cross_entropy(h, w, t, b, backend="auto")  # no backend supports a bias, so no trial runs

@@ -8,6 +8,7 @@ from benchmarks.gpu_branch import gpu_branch
 from tests.boundary.ops.test_cross_entropy import error, problem
 
 from tiewise.boundary.ops import chunked, devices, gpu_kernels, own_pass, row_loss
+from tiewise.boundary.ops.broken_device import BrokenDevice
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.core.errors import TiewiseWarning
 
@@ -120,10 +121,15 @@ def test_nothing_is_compared_while_a_graph_is_recorded(row_passes, monkeypatch):
     assert row_passes == [64, 70, 70]
 
 
-def test_error_that_breaks_the_gpu_names_the_chunks_as_remedy(monkeypatch):
-    def fails(device):
+def test_error_that_breaks_the_gpu_names_the_chunks_as_remedy(row_passes, monkeypatch):
+    def fails(*_):
+        monkeypatch.setattr(devices, "wait_for", broken)
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    def broken(device):
         raise RuntimeError("CUDA error")
 
-    monkeypatch.setattr(torch.cuda, "synchronize", fails)
-    with pytest.raises(gpu_kernels.BrokenDevice, match="TIEWISE_LOSS=chunked"):
-        gpu_kernels.raise_if_broken("triton", torch.device("cuda:0"), RuntimeError("an illegal address"))
+    monkeypatch.setattr(row_loss, "loss_pass", fails)
+    h, w, t = draw()
+    with pytest.raises(BrokenDevice, match=r"'triton' broke the context of cpu .*an illegal.*TIEWISE_LOSS=chunked"):
+        linear_cross_entropy(h, w, t)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -161,8 +161,32 @@ def compute_rows(
     vocab = logits.shape[1]
     is_counted = targets != settings.ignore_index
     has_target = (targets >= 0) & (targets < vocab)
-    place = targets.where(has_target, 0)
+    rows = _read_rows(settings, logits, targets.where(has_target, 0), bias, class_weight)
+    losses = _row_losses(settings, rows, class_weight)
+    losses = losses.where(has_target, torch.nan)  # a target outside the vocabulary must not pass unseen
+    if settings.needs_slopes:
+        is_target = torch.arange(vocab, device=targets.device) == targets[:, None]
+        slopes = _row_slopes(settings, rows, row_weight, is_target, class_weight)
+        logits.copy_(slopes.where(is_counted[:, None], 0))
+    return losses.where(is_counted, 0)
 
+
+class _Rows(NamedTuple):
+    """Logits of a chunk and the parts of its losses, by the letters of the header."""
+
+    z: Tensor
+    exponentials: Tensor  # [n, V] exp(z − m)
+    total: Tensor  # [n] S
+    lse: Tensor  # [n]
+    nll: Tensor  # [n]
+    hit: Tensor | float  # (1 − ε) w_t, of each token or of all
+    spread: Tensor | float  # ε mean(w)
+
+
+def _read_rows(
+    settings: RowSettings, logits: Tensor, place: Tensor, bias: Tensor | None, class_weight: Tensor | None
+) -> _Rows:
+    """Return the parts of the losses whose targets are `place` [n]."""
     z = logits.float() * settings.scale
     if bias is not None:
         z = z + bias
@@ -172,31 +196,38 @@ def compute_rows(
     exponentials = (z - top).exp()
     total = exponentials.sum(1)
     log_total = total.log()
-    lse = top[:, 0] + log_total
-    nll = log_total - (z.gather(1, place[:, None])[:, 0] - top[:, 0])
-
+    nll = log_total - (z.gather(1, place[:, None]) - top)[:, 0]
     hit: Tensor | float = 1 - settings.label_smoothing
     spread: Tensor | float = settings.label_smoothing
     if class_weight is not None:
         hit = hit * class_weight[place]
         spread = spread * class_weight.mean()
-    losses = hit * nll
-    if settings.z_loss:
-        losses = losses + settings.z_loss * lse.square()
-    if settings.label_smoothing:
-        weighted = z if class_weight is None else z * class_weight
-        losses = losses + spread * lse - settings.label_smoothing / vocab * weighted.sum(1)
-    losses = losses.where(has_target, torch.nan)  # a target outside the vocabulary must not pass unseen
+    return _Rows(z, exponentials, total, top[:, 0] + log_total, nll, hit, spread)
 
-    if settings.needs_slopes:
-        c = row_weight * (hit + spread + 2 * settings.z_loss * lse) / total
-        slopes = c[:, None] * exponentials
-        if settings.label_smoothing:
-            flat = settings.label_smoothing / vocab * row_weight
-            slopes = slopes - (flat[..., None] if class_weight is None else flat[..., None] * class_weight)
-        is_target = torch.arange(vocab, device=targets.device) == targets[:, None]
-        slopes = slopes - (row_weight * hit * has_target)[:, None] * is_target
-        if settings.softcap is not None:
-            slopes = slopes * (1 - (z / settings.softcap).square())
-        logits.copy_(slopes.where(is_counted[:, None], 0))
-    return losses.where(is_counted, 0)
+
+def _row_losses(settings: RowSettings, rows: _Rows, class_weight: Tensor | None) -> Tensor:
+    """Return the losses [n]."""
+    losses = rows.hit * rows.nll
+    if settings.z_loss:
+        losses = losses + settings.z_loss * rows.lse.square()
+    if settings.label_smoothing:
+        weighted = rows.z if class_weight is None else rows.z * class_weight
+        share = settings.label_smoothing / rows.z.shape[1]
+        losses = losses + rows.spread * rows.lse - share * weighted.sum(1)
+    return losses
+
+
+def _row_slopes(
+    settings: RowSettings, rows: _Rows, row_weight: Tensor, is_target: Tensor, class_weight: Tensor | None
+) -> Tensor:
+    """Return the slopes [n, V] of row_weight ∘ losses."""
+    c = row_weight * (rows.hit + rows.spread + 2 * settings.z_loss * rows.lse) / rows.total
+    slopes = c[:, None] * rows.exponentials
+    if settings.label_smoothing:
+        flat = (settings.label_smoothing / is_target.shape[1] * row_weight)[..., None]
+        slopes = slopes - (flat if class_weight is None else flat * class_weight)
+    q = (row_weight * rows.hit)[..., None]
+    slopes = torch.where(is_target, slopes - q, slopes)
+    if settings.softcap is not None:
+        slopes = slopes * (1 - (rows.z / settings.softcap).square())
+    return slopes

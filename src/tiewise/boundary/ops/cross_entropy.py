@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.ops import chunked, own_pass
+from tiewise.boundary.ops.broken_device import VARIABLE
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.exactness import BackendPass
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
-from tiewise.boundary.ops.gpu_kernels import VARIABLE, backend_loss_pass
+from tiewise.boundary.ops.gpu_kernels import backend_loss_pass
 from tiewise.boundary.ops.problem import (
     LossTensors,
     accumulator,
@@ -238,7 +239,7 @@ class _CrossEntropyPass:
         """Compute losses and gradients by the backend that the options or the environment choose."""
         options = self.options
         backend = options.backend or os.environ.get(VARIABLE) or "tiewise"
-        loss_pass: BackendPass = own_pass.loss_pass
+        loss_pass: BackendPass = own_pass.row_kernel_or_native_pass
         if backend != "tiewise":
             with_into = self.into is not None
             chosen = backend_loss_pass(backend, options, tensors, product_dtype, loss_pass, with_into=with_into)

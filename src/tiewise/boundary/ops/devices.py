@@ -114,6 +114,22 @@ def is_capturing(x: Tensor) -> bool:
     return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has finished.
+
+    It raises a RuntimeError if an operation failed there.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compute_capability(x: Tensor) -> tuple[int, int] | None:
+    """Return the compute capability of the Nvidia GPU of `x`; None elsewhere."""
+    if x.device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return torch.cuda.get_device_capability(x.device)
+
+
 def missing_triton(x: Tensor) -> str:
     """Return why triton's kernels cannot run on tensors like `x`, as the rest of a sentence.
 

@@ -28,7 +28,7 @@ import platform
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -316,17 +316,26 @@ def cached_or_measured(
 
     They are cached in `file` under `what` and `more`, if the file can be written.
     """
+    record = cached_record(file, what, names, measure, *more)
+    return {name: float(value) for name, value in record.items() if name.endswith("_ms")}
+
+
+def cached_record(
+    file: str, what: dict[str, Any], names: tuple[str, ...], measure: Callable[[], Mapping[str, Any]], *more: Any
+) -> dict[str, Any]:
+    """Return the cached record of a trial that has all `names`, else one of `measure` now.
+
+    A record has `what` and the results.
+    """
     key = hashlib.sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
     trials = _read_trials(file)
-    times = _usable_times(trials.get(key), names)
-    if times is not None:
-        return times
-    times = measure()
+    if _usable_times(trials.get(key), names) is not None:
+        return dict(trials[key])
+    trials[key] = {**what, **measure()}
     with suppress(OSError, RuntimeError):  # without a cache the next process measures again
         cache_folder().mkdir(parents=True, exist_ok=True)
-        trials[key] = what | times
         write_atomically(cache_folder() / file, json.dumps(trials, indent=1) + "\n")
-    return times
+    return dict(trials[key])
 
 
 def _read_trials(file: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@
     chunked   tiewise's chunks in PyTorch
     compile   the plain computation in chunks, compiled by torch.compile (`compiled_rows`)
     liger     Liger's fused linear cross-entropy        pip install liger-kernel
+    liger-sm90  Liger's kernel for Hopper               pip install liger-kernel[cutedsl]
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
     auto      on a GPU, the fastest that is installed, has the requested options and is exact
 
@@ -25,8 +26,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -36,26 +37,29 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.ops import chunked, compiled_rows, devices, row_loss
-from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.backend_table import DESCRIBED, KERNELS, Kernel
+from tiewise.boundary.ops.broken_device import VARIABLE, BrokenDevice, name_broken_device, require_working
 from tiewise.boundary.ops.exactness import (
     LARGEST_EXCESS,
     BackendPass,
-    Needs,
     distance,
     draw_tokens,
     measure_excess,
     run_loss_pass,
     uneven_factors,
 )
-from tiewise.boundary.ops.fast_products import cached_or_measured
+from tiewise.boundary.ops.fast_products import cached_record
+from tiewise.boundary.ops.package_pass import PackagePass
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import BACKENDS, LossOptions
 from tiewise.core.errors import RunError, UnsupportedError, one_line_message
 
-VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # largest number of tokens in a trial
 TRITON = "triton"  # tiewise's kernel; see `row_loss`
 CHUNKED = "chunked"  # tiewise's chunks in PyTorch
+NOT_INSTALLED = ""  # version of a package without metadata
+INSTEAD = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
+MILLISECONDS, REASON = "_ms", "_why"  # ends of the keys of a record in the cache
 COMPILE = "compile"  # the plain computation, compiled; see `compiled_rows`
 STEPS = {TRITON: row_loss, COMPILE: compiled_rows}  # our passes by the step between the products
 LEAST_GAIN = 0.02  # share of tiewise's time that `auto` must save to use another backend
@@ -66,62 +70,35 @@ AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 TF32 = 5e-3  # value of AGREES for fp32 if torch may round products to TF32
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Loss of (features [N, E], weight [V, E], targets [N]) in another package."""
+@dataclass
+class TrialResult:
+    """Milliseconds of each exact backend, and why each other one was left out."""
 
-    package: str  # pip's name
-    entry_point: str  # entry point, module:function
-    types: tuple[torch.dtype, ...]  # supported types of the products
-    has: tuple[str, ...]  # supported options; all kernels support scale, ignore_index and reduction
-    versions: tuple[str, ...]  # versions that the tests run
-    keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]  # options and bias → keyword arguments
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> TrialResult:
+        """Return the result that a record of the cache has."""
+        result = cls()
+        for key, value in record.items():
+            if key.endswith(MILLISECONDS):
+                result.milliseconds[key.removesuffix(MILLISECONDS)] = float(value)
+            if key.endswith(REASON):
+                result.reasons[key.removesuffix(REASON)] = str(value)
+        return result
 
-def _liger_keywords(options: LossOptions, bias: Tensor | None) -> dict[str, Any]:
-    """Return the options as keyword arguments of Liger's function."""
-    return {
-        "bias": bias,
-        "ce_weight": None if options.class_weight is None else options.class_weight.float(),
-        "lse_square_scale": options.z_loss,
-        "label_smoothing": options.label_smoothing,
-        "softcap": options.softcap,
-        "accum_dtype": torch.float32,
-    }
-
-
-def _cce_keywords(options: LossOptions, bias: Tensor | None) -> dict[str, Any]:
-    """Return the options as keyword arguments of Cut Cross-Entropy, with nothing filtered."""
-    return {"softcap": options.softcap, "filter_eps": None, "impl": "cce"}
-
-
-KERNELS = {
-    "liger": Kernel(
-        "liger-kernel",
-        "liger_kernel.transformers.functional:liger_fused_linear_cross_entropy",
-        (torch.float32, torch.float16, torch.bfloat16),
-        ("bias", "softcap", "label_smoothing", "z_loss", "class_weight"),
-        # Before 0.8.2 `reduction="none"` multiplies all gradients by the first token's upstream.
-        # Before 0.8.4, with a soft-cap, the padding after the last word enters the softmax.
-        ("0.8.4", "0.8.5"),
-        _liger_keywords,
-    ),
-    "cce": Kernel(
-        "cut-cross-entropy",
-        "cut_cross_entropy:linear_cross_entropy",
-        (torch.float16, torch.bfloat16),
-        ("softcap", "logits"),
-        ("25.1.1",),
-        _cce_keywords,
-    ),
-}
+    def to_record(self) -> dict[str, float | str]:
+        """Return the result as the cache keeps it."""
+        times = {f"{name}{MILLISECONDS}": value for name, value in self.milliseconds.items()}
+        return times | {f"{name}{REASON}": reason for name, reason in self.reasons.items()}
 
 
 @dataclass
 class Trials:
     """Results of this process's trials; a new process starts without any."""
 
-    times: dict[Any, dict[str, float]] = field(default_factory=dict)  # milliseconds of each loss, by problem
+    results: dict[Any, TrialResult] = field(default_factory=dict)  # of each problem
     excesses: dict[Any, float] = field(default_factory=dict)  # `measure_excess` of a kernel, at first use
     versions: dict[str, str] = field(default_factory=dict)  # versions of installed packages
 
@@ -129,10 +106,6 @@ class Trials:
 TRIALS = Trials()
 
 Candidates = dict[str, BackendPass | None]  # backend → its pass; None: tiewise's
-
-
-class BrokenDevice(RunError):
-    """Error of a kernel that left the GPU unusable for this process."""
 
 
 def backend_loss_pass(
@@ -146,8 +119,8 @@ def backend_loss_pass(
 ) -> BackendPass | None:
     """Return the pass of the named backend; None if it is `tiewise_pass`.
 
-    For a mean or a sum, its losses [1] may be their sum. `tiewise_pass` is `own_pass.loss_pass`. If `with_into`, the
-    pass takes the argument `into` too, which other packages lack.
+    For a mean or a sum, its losses [1] may be their sum. `tiewise_pass` is `own_pass.row_kernel_or_native_pass`. If
+    `with_into`, the pass takes the argument `into` too, which other packages lack.
 
     Raises:
         RunError: TIEWISE_LOSS names no backend, or a kernel breaks the GPU's context.
@@ -155,6 +128,8 @@ def backend_loss_pass(
             device; or its errors exceed those of the plain computation.
     """
     tensors = LossTensors(*tensors)
+    if name in DESCRIBED:
+        raise UnsupportedError(f"backend={name!r} {_describe(name)}", INSTEAD)
     if name not in ("auto", CHUNKED, *STEPS, *KERNELS):
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     if not len(tensors.targets):
@@ -170,8 +145,40 @@ def backend_loss_pass(
         candidates = _list_candidates(options, tensors, product_dtype, with_into=with_into)
         return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
     candidate = kernel_loss_pass(name, options, tensors, product_dtype)
+    _require_comparison(name, options, tensors, product_dtype)
     require_exactness(name, candidate, options, tensors, product_dtype)
     return candidate
+
+
+def reason_against(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> str:
+    """Return why a backend cannot compute a loss, as the rest of a sentence.
+
+    It is empty if the backend can. No kernel runs.
+    """
+    if name in DESCRIBED:
+        return _describe(name)
+    if name not in (*STEPS, *KERNELS):
+        return ""
+    try:
+        kernel_loss_pass(name, options, tensors, product_dtype)
+    except UnsupportedError as error:
+        return error.problem.removeprefix(f"backend={name!r} ")
+    return ""
+
+
+def find_trial(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> TrialResult:
+    """Return the result of this process's trial of a problem, or an empty one."""
+    candidates = _list_candidates(options, tensors, product_dtype)
+    problem = _describe_problem(options, tensors, product_dtype, candidates)
+    return TRIALS.results.get(tuple(problem.values()), TrialResult())
+
+
+def _require_comparison(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> None:
+    """Refuse a backend whose first use is in a CUDA graph, where nothing can be compared."""
+    is_first = first_use(name, options, tensors, product_dtype) not in TRIALS.excesses
+    if is_first and devices.is_capturing(tensors.features):
+        what = f"backend={name!r} is compared with fp64 at its first use, which no CUDA graph can record"
+        raise UnsupportedError(what, "compute the loss once before the graph is recorded")
 
 
 def _list_candidates(
@@ -198,28 +205,31 @@ def _choose_fastest(
     """
     if len(candidates) == 1:
         return None
-    problem = _describe_problem(options, tensors, product_dtype) | {"candidates": " ".join(candidates)}
+    problem = _describe_problem(options, tensors, product_dtype, candidates)
     key = tuple(problem.values())
-    if key not in TRIALS.times:
+    if key not in TRIALS.results:
         if devices.is_capturing(tensors.features):
             return None
         problem["torch"] = torch.__version__
         problem["row kernel"] = _row_kernel_version(tensors, product_dtype)  # tiewise's time depends on it
         for name in candidates:
             if name in KERNELS:
-                problem[_package(name)] = version(_package(name))
-        times = cached_or_measured(
+                problem[_package(name)] = _installed_version(_package(name))
+        record = cached_record(
             "losses.json",
             problem,
-            ("tiewise_ms",),
-            lambda: run_trial(candidates, options, tensors, product_dtype, tiewise_pass),
+            (f"tiewise{MILLISECONDS}",),
+            lambda: run_trial(candidates, options, tensors, product_dtype, tiewise_pass).to_record(),
         )
-        TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
-    milliseconds = TRIALS.times[key]
-    fastest = min(candidates, key=milliseconds.__getitem__)
-    if milliseconds[fastest] > (1 - LEAST_GAIN) * milliseconds["tiewise"]:
-        return None
-    return candidates[fastest]
+        TRIALS.results[key] = TrialResult.of_record(record)
+    return candidates.get(fastest_backend(TRIALS.results[key].milliseconds))
+
+
+def fastest_backend(milliseconds: dict[str, float]) -> str:
+    """Return the fastest backend; tiewise if no other one saves LEAST_GAIN of its time."""
+    longest = (1 - LEAST_GAIN) * milliseconds.get("tiewise", math.inf)
+    faster = {name: time for name, time in milliseconds.items() if time <= longest}
+    return min(faster, key=faster.__getitem__, default="tiewise")
 
 
 def _row_kernel_version(tensors: LossTensors, product_dtype: torch.dtype) -> str:
@@ -234,7 +244,9 @@ def _package(name: str) -> str:
     return packages.get(name) or KERNELS[name].package
 
 
-def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> dict[str, str]:
+def _describe_problem(
+    options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, candidates: Candidates
+) -> dict[str, str]:
     """Return the properties of a problem that determine the fastest candidate.
 
     Sizes are rounded to a power of two.
@@ -250,6 +262,7 @@ def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype:
         "options": " ".join(_used_options(options, bias, product_dtype)),
         "losses": "by token" if options.reduction == "none" else "summed",
         "shape": " ".join(str(2 ** round(math.log2(size))) for size in sizes),
+        "candidates": " ".join(candidates),
     }
 
 
@@ -265,6 +278,14 @@ class _Trial:
     product_dtype: torch.dtype
     row_weight: Tensor
 
+    @classmethod
+    def like(cls, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> _Trial:
+        """Return a trial with random tokens, at most TOKENS, and the caller's table and bias."""
+        features, weight, bias, targets = tensors
+        h, t = draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
+        factors = uneven_factors(options, len(t), features)
+        return cls(options, LossTensors(h, weight, bias, t), product_dtype, factors)
+
     def run(self, candidate: BackendPass) -> tuple[float, list[Tensor]]:
         """Return the milliseconds and the results of one candidate."""
         start = time.perf_counter()
@@ -272,6 +293,24 @@ class _Trial:
         results[0].sum().item()  # waits until a GPU has finished
         milliseconds = 1e3 * (time.perf_counter() - start)
         return milliseconds, _sketch_table(results)
+
+    def time(self, candidate: BackendPass, truth: list[Tensor]) -> float:
+        """Return the least milliseconds of three runs, after one that may compile.
+
+        Raises:
+            UnsupportedError: the first run takes more than LONGEST_START seconds, or its results differ from `truth`.
+        """
+        first, results = self.run(candidate)
+        if first > 1e3 * LONGEST_START:
+            raise UnsupportedError(
+                f"its first run took {first / 1e3:.0f} s, and {LONGEST_START:g} s is the limit", INSTEAD
+            )
+        difference, limit = distance(results, truth), _tolerance(self.product_dtype)
+        if not difference <= limit:  # also if it is nan
+            what = f"its results differ from tiewise's by {difference:.0e} of them, and {limit:.0e} is the limit"
+            raise UnsupportedError(what, INSTEAD)
+        del results
+        return min(self.run(candidate)[0] for _ in range(3))
 
 
 @torch.inference_mode(mode=False)  # the caller may evaluate, and gradients are computed too
@@ -281,26 +320,43 @@ def run_trial(
     tensors: LossTensors,
     product_dtype: torch.dtype,
     tiewise_pass: BackendPass,
-) -> dict[str, float]:
-    """Return the milliseconds of each candidate that runs and is exact.
+) -> TrialResult:
+    """Return the milliseconds of each exact candidate, and the reasons against the others.
 
-    It is compared with fp64 on a small problem, and with `tiewise_pass` on one like the caller's. Each time is the
+    Each is compared with fp64 on a small problem, and with `tiewise_pass` on one like the caller's. Each time is the
     minimum of three, after a call that may compile for LONGEST_START seconds. Tokens are random, at most TOKENS of
     them; table and bias are the caller's. Only one gradient of the table exists at a time: a step needs as much memory.
     """
-    features, weight, bias, targets = tensors
-    h, t = draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
-    problem = _Trial(options, LossTensors(h, weight, bias, t), product_dtype, uneven_factors(options, len(t), features))
-    times = {}
-    _, truth = problem.run(tiewise_pass)
+    tensors = LossTensors(*tensors)
+    device = tensors.features.device
+    require_working(device)
+    with name_broken_device("tiewise", CHUNKED, device):
+        problem = _Trial.like(options, tensors, product_dtype)
+        _, truth = problem.run(tiewise_pass)
+    result = TrialResult()
     for name, candidate in candidates.items():
-        with _ignore_failure(name, features.device):
-            if candidate is not None:
-                require_exactness(name, candidate, options, tensors, product_dtype)
-            first, results = problem.run(candidate or tiewise_pass)
-            if first < 1e3 * LONGEST_START and distance(results, truth) <= _tolerance(product_dtype):
-                times[f"{name}_ms"] = min(problem.run(candidate or tiewise_pass)[0] for _ in range(3))
-    return times
+        try:
+            with name_broken_device(name, _remedy(name), device):
+                if candidate is not None:
+                    require_exactness(name, candidate, options, tensors, product_dtype)
+                result.milliseconds[name] = problem.time(candidate or tiewise_pass, truth)
+        except BrokenDevice:
+            raise
+        except Exception as error:  # another package's kernel may fail to compile or to allocate
+            result.reasons[name] = _describe_failure(error)
+    return result
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return why a candidate was left out of a trial."""
+    if isinstance(error, UnsupportedError):
+        return error.problem
+    return f"{type(error).__name__}: {one_line_message(error)}"
+
+
+def _remedy(name: str) -> str:
+    """Return the backend to take instead of one that broke the device."""
+    return CHUNKED if name in ("tiewise", TRITON) else "tiewise"
 
 
 def first_use(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> Hashable:
@@ -320,12 +376,14 @@ def require_exactness(
     """
     key = first_use(name, options, tensors, product_dtype)
     if key not in TRIALS.excesses:
-        TRIALS.excesses[key] = measure_excess(candidate, options, tensors, product_dtype)
+        require_working(tensors.features.device)
+        with name_broken_device(name, _remedy(name), tensors.features.device):
+            TRIALS.excesses[key] = measure_excess(candidate, options, tensors, product_dtype)
     excess = TRIALS.excesses[key]
     if excess <= LARGEST_EXCESS:
         return
-    package = _package(name)
-    what = f"backend={name!r} with {package} {version(package)} has {excess:.0f} times the error of all logits"
+    package = f"{_package(name)} {_installed_version(_package(name))}"
+    what = f"backend={name!r} with {package} has {excess:.0f} times the error of all logits"
     used = _used_options(options, tensors.bias, product_dtype)
     listed = ", ".join((str(product_dtype).removeprefix("torch."), f"reduction={options.reduction!r}", *used))
     raise UnsupportedError(f"{what} on a small problem ({listed})", "take backend='tiewise'")
@@ -357,55 +415,72 @@ def _rounds_to_tf32() -> bool:
     return precision == "tf32"
 
 
-@contextmanager
-def _ignore_failure(name: str, device: torch.device) -> Iterator[None]:
-    """Ignore an error of the kernel `name` in this block.
-
-    Raises:
-        BrokenDevice: after the error nothing runs on the device.
-    """
-    try:
-        yield
-    except Exception as error:  # another package's kernel may fail to compile or to allocate
-        raise_if_broken(name, device, error)
-
-
-def raise_if_broken(name: str, device: torch.device, error: Exception) -> None:
-    """Raise BrokenDevice if nothing runs on the device after an error of the kernel `name`."""
-    if device.type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError:
-        what = f"the trial of backend={name!r} broke the context of {device} ({one_line_message(error)})"
-        remedy = CHUNKED if name == TRITON else "tiewise"
-        raise BrokenDevice(what, f"start anew with backend={remedy!r}, or {VARIABLE}={remedy}") from error
-
-
 def kernel_loss_pass(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> BackendPass:
     """Return the pass of a kernel by its name, without comparing its results.
 
     Raises:
         UnsupportedError: it lacks the device, an option, the type of the products, or a tested version.
     """
-    features, _, bias, _ = tensors
-    fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
-    used = _used_options(options, bias, product_dtype)
+    tensors = LossTensors(*tensors)
+    used = _used_options(options, tensors.bias, product_dtype)
     if name in STEPS:
         missing = _missing_for_step(name, used, tensors, product_dtype)
-        if missing:
-            raise UnsupportedError(f"backend={name!r} {missing}", fix)
+    else:
+        missing = _missing_for_kernel(KERNELS[name], used, options, tensors, product_dtype)
+    if missing:
+        raise UnsupportedError(f"backend={name!r} {missing}", INSTEAD)
+    if name in STEPS:
         step_pass: BackendPass = STEPS[name].loss_pass
         return step_pass
-    kernel = KERNELS[name]
-    if not _has_kernels(features.device):
-        raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
+    return PackagePass(_import_kernel(KERNELS[name], name), KERNELS[name])
+
+
+def _missing_for_kernel(
+    kernel: Kernel, used: list[str], options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype
+) -> str:
+    """Return what another package's kernel lacks for a call, as the rest of a sentence.
+
+    It is empty if the kernel lacks nothing.
+    """
+    if not _has_kernels(tensors.features.device):
+        return f"runs on a GPU, and the features are on a {tensors.features.device.type}"
     lacks = [option for option in used if option not in kernel.has]
     if product_dtype not in kernel.types:
         lacks.append(f"products in {product_dtype}".replace("torch.", ""))
+    if options.reduction not in kernel.reductions:
+        lacks.append(f"reduction={options.reduction!r}")
     if lacks:
-        raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
-    return _KernelLossPass(_import_kernel(kernel, name), kernel.keywords)
+        return f"has no {', no '.join(lacks)}"
+    return _unfit_card_or_shape(kernel, tensors.features, tensors.weight, product_dtype)
+
+
+def _unfit_card_or_shape(kernel: Kernel, features: Tensor, weight: Tensor, product_dtype: torch.dtype) -> str:
+    """Return why a kernel does not take these tensors on this card, or nothing."""
+    if kernel.capability is not None and kernel.capability != devices.compute_capability(features):
+        needed = ".".join(map(str, kernel.capability))
+        return f"needs an Nvidia GPU of compute capability {needed}"
+    if len(weight) % kernel.vocab_multiple:
+        return f"needs a vocabulary that {kernel.vocab_multiple} divides, and this one has {len(weight):,} words"
+    if kernel.stores_logits:
+        return _excess_of_logits(features, weight, product_dtype)
+    return ""
+
+
+def _excess_of_logits(features: Tensor, weight: Tensor, product_dtype: torch.dtype) -> str:
+    """Return that all logits need more memory than a chunk of ours, or nothing."""
+    numbers = math.ceil(len(weight) * product_dtype.itemsize / torch.float32.itemsize)
+    if devices.large_chunk_size(len(features), numbers, features, None) >= len(features):
+        return ""
+    gigabytes = len(features) * len(weight) * product_dtype.itemsize / 1e9
+    return f"stores all logits, here {gigabytes:.1f} GB, more than a chunk of the loss may take"
+
+
+def _describe(name: str) -> str:
+    """Return why a recognised backend is not used, as the rest of a sentence."""
+    kernel = DESCRIBED[name]
+    has = _installed_version(kernel.package)
+    state = "is not installed" if has == NOT_INSTALLED else f"{has} is installed"
+    return f"is not used: its kernels for {kernel.cards} have never run with tiewise ({kernel.package} {state})"
 
 
 def _missing_for_step(name: str, used: list[str], tensors: LossTensors, product_dtype: torch.dtype) -> str:
@@ -425,7 +500,7 @@ def _missing_for_step(name: str, used: list[str], tensors: LossTensors, product_
 def _import_kernel(kernel: Kernel, name: str) -> Callable[..., Tensor]:
     """Return the loss function of an installed package, in a version that the tests run."""
     module, function_name = kernel.entry_point.split(":")
-    install = f"pip install {kernel.package}=={kernel.versions[-1]}"
+    install = f"pip install {kernel.requirement(kernel.versions[-1])}"
     try:
         function: Callable[..., Tensor] = getattr(import_module(module), function_name)
     except (ImportError, AttributeError) as error:
@@ -433,6 +508,7 @@ def _import_kernel(kernel: Kernel, name: str) -> Callable[..., Tensor]:
     has = _installed_version(kernel.package)
     if has not in kernel.versions:
         tested = " and ".join(kernel.versions)
+        has = has or "a copy without a version"
         raise UnsupportedError(f"backend={name!r} is tested with {kernel.package} {tested}, not {has}", install)
     return function
 
@@ -443,7 +519,7 @@ def _installed_version(package: str) -> str:
         try:
             TRIALS.versions[package] = version(package)
         except PackageNotFoundError:
-            TRIALS.versions[package] = "a copy without a version"
+            TRIALS.versions[package] = NOT_INSTALLED
     return TRIALS.versions[package]
 
 
@@ -466,72 +542,3 @@ def _used_options(options: LossOptions, bias: Tensor | None, product_dtype: torc
         "scale beside logits": keeps_fp32 and options.scale != 1.0,  # the features would be rounded
     }
     return [option for option, is_used in used.items() if is_used]
-
-
-@dataclass(frozen=True, eq=False)
-class _KernelLossPass:
-    """Pass by another package's loss function, which autograd differentiates."""
-
-    function: Callable[..., Tensor]
-    keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]
-
-    def __call__(
-        self,
-        options: LossOptions,
-        tensors: LossTensors,
-        product_dtype: torch.dtype,
-        needs: Needs,
-        row_weight: Tensor | None,
-    ) -> tuple[Tensor, Gradients]:
-        """Return losses and gradients, as `chunked.loss_pass` does."""
-        # Liger computes the table's gradient only if the features need one
-        computed = (any(needs), *needs[1:3])
-        with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():
-            converted = _detach(options, tensors, product_dtype)
-            leaves: list[Tensor] = []
-            for x, is_computed in zip(converted[:3], computed, strict=True):
-                if is_computed:
-                    assert x is not None, "a missing bias needs no gradient"
-                    leaves.append(x.requires_grad_())
-            losses = self._losses(options, converted)
-            results = iter(_gradients(losses, leaves, row_weight))
-        gradients: Gradients = [next(results).float() if is_computed else None for is_computed in computed]
-        if not needs[0]:
-            gradients[0] = None
-        elif gradients[0] is not None and options.scale != 1.0:
-            gradients[0].mul_(options.scale)
-        return losses.detach().reshape(-1), gradients
-
-    def _losses(self, options: LossOptions, tensors: LossTensors) -> Tensor:
-        """Return the losses [N]; for a mean or a sum, their sum."""
-        features, weight, bias, targets = tensors
-        reduction = "none" if options.reduction == "none" else "sum"
-        keywords = self.keywords(options, bias)
-        return self.function(
-            features, weight, targets, ignore_index=options.ignore_index, reduction=reduction, **keywords
-        )
-
-
-def _detach(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> LossTensors:
-    """Return the tensors in the type of the products, outside the caller's graph.
-
-    The features are scaled.
-    """
-    features, weight, bias, targets = tensors
-    features = features.detach().to(product_dtype)
-    if options.scale != 1.0:
-        features = features * options.scale
-    if bias is not None:
-        bias = bias.detach().to(product_dtype)
-    return LossTensors(features, weight.detach().to(product_dtype), bias, targets)
-
-
-def _gradients(losses: Tensor, leaves: Sequence[Tensor], row_weight: Tensor | None) -> Sequence[Tensor]:
-    """Return the gradients of Σ row_weight_i · loss_i by the leaves."""
-    if not leaves:
-        return ()
-    if row_weight is None:
-        upstream = torch.ones_like(losses)
-    else:
-        upstream = row_weight.to(losses.dtype).expand_as(losses)
-    return torch.autograd.grad(losses, leaves, upstream)

@@ -280,7 +280,7 @@ def _fake_results(
 # the loss
 
 
-def fastest_loss_pass(
+def native_or_chunked_pass(
     options: LossOptions,
     tensors: LossTensors,
     product_dtype: torch.dtype,

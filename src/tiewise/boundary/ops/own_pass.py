@@ -1,4 +1,4 @@
-"""Pass of `backend="tiewise"`, the fastest of tiewise's own.
+"""Pass of `backend="tiewise"`: the row kernel, a compiled kernel, or the chunks.
 
     GPU    `row_loss`, if its kernel runs there and was exact at its first use; else `chunked`
     CPU    `native_loss`: a compiled kernel where that is faster, else `chunked`
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.ops import devices, row_loss
+from tiewise.boundary.ops.broken_device import VARIABLE, BrokenDevice
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.exactness import BackendPass
-from tiewise.boundary.ops.gpu_kernels import TRITON, VARIABLE, first_use, raise_if_broken, require_exactness
-from tiewise.boundary.ops.native_loss import fastest_loss_pass
+from tiewise.boundary.ops.gpu_kernels import TRITON, first_use, require_exactness
+from tiewise.boundary.ops.native_loss import native_or_chunked_pass
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import TiewiseWarning, one_line_message
@@ -29,7 +30,7 @@ from tiewise.core.errors import TiewiseWarning, one_line_message
 _compared: dict[Hashable, bool] = {}  # first uses of the row kernel in this process → whether it is used
 
 
-def loss_pass(
+def row_kernel_or_native_pass(
     options: LossOptions,
     tensors: LossTensors,
     product_dtype: torch.dtype,
@@ -37,9 +38,12 @@ def loss_pass(
     row_weight: Tensor | None,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """Return the results of `chunked.loss_pass` on one rank, by the fastest pass."""
+    """Return the results of `chunked.loss_pass` on one rank.
+
+    They are those of the row kernel where it runs and is exact, else those of `native_or_chunked_pass`.
+    """
     tensors = LossTensors(*tensors)
-    compute: BackendPass = fastest_loss_pass
+    compute: BackendPass = native_or_chunked_pass
     if _uses_row_kernel(options, tensors, product_dtype):
         compute = row_loss.loss_pass
     return compute(options, tensors, product_dtype, needs, row_weight, into)
@@ -65,8 +69,9 @@ def _is_exact(options: LossOptions, tensors: LossTensors, product_dtype: torch.d
     """
     try:
         require_exactness(TRITON, row_loss.loss_pass, options, tensors, product_dtype)
+    except BrokenDevice:
+        raise
     except Exception as error:  # triton may fail to compile, to load or to allocate
-        raise_if_broken(TRITON, tensors.features.device, error)
         reason = f"the loss cannot use its kernel for GPUs ({one_line_message(error)})"
         fix = f"it takes more time without; {VARIABLE}=chunked avoids this warning"
         warnings.warn(f"{reason}; {fix}", TiewiseWarning, stacklevel=2)
