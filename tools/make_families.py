@@ -57,6 +57,7 @@ MAPPINGS = (
 UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel", "FSMTModel")
 # classes with a text encoder in mappings whose other classes have several codebooks
 TEXT_TO_SPEECH = ("SeamlessM4TForTextToSpeech", "SeamlessM4Tv2ForTextToSpeech", "SpeechT5ForTextToSpeech")
+OLDER_FLAGS = ("tie_embedding", "tie_embeddings")  # keys of published configs
 TABLE_WIDTH = 24  # no other axis of a shrunk model has this size
 # settings of a nested level without which a class cannot be built: its default config leaves them empty
 REQUIRED = {
@@ -70,8 +71,8 @@ MOST_NUMBERS = 20_000_000  # parameters of a model that is built with weights an
 CAUSAL, SEQ2SEQ = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 ABOUT = (
     "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no "
-    "boolean and are taken nevertheless; levels, families of nested levels where they are not written; sizes, its own "
-    "keys of sizes; scalars, numbers at the boundary by default. A class: inputs, output, positions, maps, names of "
+    "boolean and are taken nevertheless; older_flag, an older key of the flag, which counts before it; levels, "
+    "families of nested levels where they are not written; sizes, its own keys of sizes; scalars, numbers at the boundary by default. A class: inputs, output, positions, maps, names of "
     "modules, whose tensor is <name>.weight; bias, of tensors; tied, {target: source} that it may tie; disk, names in "
     "a saved file where they differ; prefix, of the body; loads, {module or bias: all other names in a file that are "
     "loaded into it}, unless that is this prefix put before or taken away; layers, what stands before a layer's number "
@@ -210,7 +211,21 @@ def config_entry(config_class: Any) -> dict[str, Any] | None:
     scalars = {key: full[key] for key in (*SCALARS, *WIDTHS) if isinstance(full.get(key), int | float)}
     loose = [word for word, value in (("any", "no"), ("null", None)) if _takes(config_class, value)]
     entry |= {"loose": loose[0]} if loose else {}
+    older = [key for key in OLDER_FLAGS if _prefers(config_class, key)]
+    entry |= {"older_flag": older[0]} if older else {}
     return entry | {k: v for k, v in (("levels", nested), ("sizes", sizes), ("scalars", scalars)) if v}
+
+
+def _prefers(config_class: Any, key: str) -> bool:
+    """Return whether a config class takes the flag from an older key that contradicts it."""
+    for value in (True, False):
+        try:
+            config = config_class.from_dict({key: value, FLAG: not value})
+        except Exception:  # it refuses one of the two values
+            return False
+        if getattr(config, FLAG, None) is not value:
+            return False
+    return True
 
 
 def _takes(config_class: Any, flag: Any) -> bool:

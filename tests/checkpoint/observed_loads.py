@@ -24,7 +24,6 @@ CONSTANT_BUFFERS = ("inv_freq", "alpha", "beta", "eps", "position_ids", "pos_idx
 CONSTANT_BUFFERS += ("diagonal_decay", "key_decay", "query_decay", "slope_rate", "final_logits_bias")
 CONSTANT_BUFFERS += ("shift", "x_min", "x_max", "act_scaling_factor", "fc_scaling_factor", "weight_scaling_factor")
 CONSTANT_BUFFERS += ("weight_integer", "bias_integer")
-RANDOM_TENSORS = "random tensors"  # parameters of the whole model besides the ends
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,20 @@ def observe_transformers(class_name: str, folder: Path) -> Observed:
     for name, values in first.parameters.items():
         if not torch.equal(values.nan_to_num(), second.parameters[name].nan_to_num()):
             unfilled.add(name)
-    words = set(_broken_words(first, unfilled)) or {_word_of_ends(first)}
+    words = set(_broken_words(first, unfilled, _drawn(first, second, unfilled))) or {_word_of_ends(first)}
+    if columns.RANDOM_TENSORS in words:
+        words.discard(columns.NEW_TENSORS)
     return Observed(frozenset(words), tuple(sorted(unfilled)))
+
+
+def _drawn(first: LoadedModel, second: LoadedModel, names: Iterable[str]) -> set[str]:
+    """Return the tensors that differ between two loads under different seeds."""
+    drawn = set()
+    for name in names:
+        one, other = (loaded.model.get_parameter_or_buffer(name) for loaded in (first, second))
+        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            drawn.add(name)
+    return drawn
 
 
 def _is_constant(loaded: LoadedModel, name: str) -> bool:
@@ -98,13 +109,20 @@ def _is_constant(loaded: LoadedModel, name: str) -> bool:
     return name not in loaded.parameters and name.rpartition(".")[2] in CONSTANT_BUFFERS
 
 
-def _broken_words(loaded: LoadedModel, unfilled: set[str]) -> Iterator[str]:
-    """Yield the word of each parameter that no file fills."""
+def _broken_words(loaded: LoadedModel, unfilled: set[str], drawn: set[str]) -> Iterator[str]:
+    """Yield the word of each parameter that no file fills.
+
+    Args:
+        loaded: the model.
+        unfilled: tensors that no file fills.
+        drawn: those of them that depend on the seed.
+    """
     tables, head = token_ends(loaded.model)
     table_weights = [table.weight for table in tables]
     head_weight, head_bias = getattr(head, "weight", None), getattr(head, "bias", None)
     rows = len(table_weights[0]) if table_weights else None
     for name in unfilled:
+        outside = columns.RANDOM_TENSORS if name in drawn else columns.NEW_TENSORS
         values = loaded.parameters.get(name)
         in_layer = any(part.isdigit() for part in name.split("."))
         if values is not None and any(values is weight for weight in table_weights):
@@ -115,11 +133,11 @@ def _broken_words(loaded: LoadedModel, unfilled: set[str]) -> Iterator[str]:
             yield columns.NEW_BIAS
         elif in_layer:
             yield columns.RANDOM_LAYERS
-            yield RANDOM_TENSORS
+            yield outside
         elif values is not None and _is_before_head(loaded.model, values):
             yield columns.RANDOM_HEAD
         else:
-            yield RANDOM_TENSORS
+            yield outside
 
 
 def _is_before_head(model: Any, values: torch.Tensor) -> bool:

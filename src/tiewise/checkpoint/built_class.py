@@ -39,6 +39,7 @@ MOST_CACHED = 500  # replies
 SWITCH = "TIEWISE_NO_BUILD"  # environment variable: a value other than "" and "0" builds nothing
 LIBRARIES = ("torch", "transformers")
 CHILD = "tiewise.checkpoint.built_class_child"
+CODE = (CHILD, "tiewise.checkpoint.initial_values")  # modules that a reply depends on, next to the question's own
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _ask_child(request: Mapping[str, Any], cached: Path | None) -> dict[str, Any
 def _cache_file(request: Mapping[str, Any]) -> Path | None:
     """Return the file of a cached reply, named after request, libraries and code. None without a cache."""
     versions = [metadata.version(library) for library in LIBRARIES]
-    code = [_digest_of_module(module) for module in (CHILD, request["module"])]
+    code = [_digest_of_module(module) for module in (*CODE, request["module"])]
     key = json.dumps([versions, code, request], sort_keys=True, default=str)
     name = hashlib.sha256(key.encode()).hexdigest()
     try:

@@ -65,6 +65,9 @@ class ClassNotFoundError(Exception):
 def build(config: Mapping[str, Any], class_name: str | None) -> Any:
     """Return a model on the meta device, as `from_pretrained` builds it for this config.json.
 
+    No tensors are tied yet: `from_pretrained` ties them after it has loaded the files. A head may have more rows than
+    the table to which it will be tied.
+
     Raises:
         ClassNotFoundError: transformers lacks the class.
         Exception: the class refuses the config.
@@ -81,9 +84,7 @@ def build(config: Mapping[str, Any], class_name: str | None) -> Any:
         loaded._attn_implementation = "eager"  # a config may name a kernel that is fetched
         if model_class is None:
             model_class = auto_class(loaded)
-        model = _on_meta_device(model_class, loaded)
-    model.tie_weights()
-    return model
+        return _on_meta_device(model_class, loaded)
 
 
 def _on_meta_device(model_class: Any, config: Any) -> Any:

@@ -100,6 +100,12 @@ class ClassFacts(FolderFacts):
         return tuple(name for name in missing if name not in self.names_at_the_ends)
 
     @property
+    def draws_elsewhere(self) -> bool:
+        """Return whether a tensor of `missing_elsewhere` starts with random numbers."""
+        load = self.class_load
+        return not isinstance(load, NotBuilt) and not load.drawn.isdisjoint(self.missing_elsewhere)
+
+    @property
     def names_at_the_ends(self) -> frozenset[str]:
         """Return the class's tensors at the two ends: tables, biases, and layers between body and head."""
         ends = self.class_ends

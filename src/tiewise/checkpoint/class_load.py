@@ -34,6 +34,7 @@ class ClassLoad:
     tensors: int  # number of the class's parameters and saved buffers
     missing: tuple[str, ...]  # parameters that no stored tensor and no tie fills, in the class's order
     missing_buffers: tuple[str, ...]  # saved buffers that start with the values of the class
+    drawn: frozenset[str]  # missing tensors and buffers that start with random numbers; the others start as constants
     unexpected: tuple[str, ...]  # stored tensors that the class does not load
     mismatched: tuple[Mismatch, ...]
     failed: tuple[str, ...]  # tensors that a conversion of the stored ones does not give
@@ -64,6 +65,7 @@ def ask_load(
     reply = ask(ClassQuestion(config, class_name, QUESTION, {"tensors": stored, "dtype": dtype}))
     if isinstance(reply, NotBuilt):
         return reply
+    missing = (*reply["missing"], *reply["missing_buffers"])
     mismatched = []
     for name, shape, needed in reply["mismatched"]:
         mismatched.append(Mismatch(name, tuple(shape), tuple(needed)))
@@ -72,6 +74,7 @@ def ask_load(
         reply["tensors"],
         tuple(reply["missing"]),
         tuple(reply["missing_buffers"]),
+        frozenset(missing if reply["drawn"] is None else reply["drawn"]),
         tuple(reply["unexpected"]),
         tuple(mismatched),
         tuple(reply["failed"]),

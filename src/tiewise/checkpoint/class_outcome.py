@@ -12,6 +12,7 @@ from tiewise.checkpoint.loader_columns import (
     DEPENDS,
     ERROR,
     NEW_BIAS,
+    NEW_TENSORS,
     NO_HEAD,
     RANDOM_HEAD,
     RANDOM_LAYERS,
@@ -25,6 +26,7 @@ from tiewise.checkpoint.loader_columns import (
     outcome_of,
 )
 from tiewise.checkpoint.loader_states import SAME_NUMBERS, one_table_unread
+from tiewise.checkpoint.new_tensors import NewTensors
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import TORCH_TYPES
 from tiewise.checkpoint.untrusted import short
@@ -58,7 +60,7 @@ class ClassOutcome:
         return None
 
     def _missing_tensors(self) -> LoaderOutcome | None:
-        """Return an outcome if a tensor is drawn at random; the two ends come first."""
+        """Return an outcome if a tensor is initialised anew; the two ends come first."""
         facts = self.facts
         at_the_ends = self._missing_at_the_ends()
         elsewhere = facts.missing_elsewhere
@@ -71,17 +73,19 @@ class ClassOutcome:
             return outcome_of(self.loader, RANDOM_LAYERS, ELSEWHERE.format(facts.foreign_layers, layers))
         if not elsewhere:
             return at_the_ends
-        return outcome_of(self.loader, RANDOM_TENSORS, self._sentence_about(elsewhere))
+        new = NewTensors.among(elsewhere, self.load)
+        word = RANDOM_TENSORS if new.drawn else NEW_TENSORS
+        return outcome_of(self.loader, word, f"{new.passive()}, outside the embedding and head: {names(elsewhere)}.")
 
     def _missing_at_the_ends(self) -> LoaderOutcome | None:
-        """Return an outcome if a tensor of the two ends is drawn at random."""
+        """Return an outcome if a tensor of the two ends is initialised anew."""
         ends, missing = self.facts.class_ends, set(self.load.missing)
         head = () if ends.output is None else (f"{ends.output}.weight",)
         tables = [f"{module}.weight" for module in ends.inputs]
         for word, tensors, sentence in (
             (RANDOM_TABLE, tables, "{} is not stored, and nothing ties it: it is drawn at random."),
             (RANDOM_HEAD, head, "{} is not stored, and nothing ties it: the head is drawn at random."),
-            (RANDOM_HEAD, ends.head, "The layers before the head are drawn at random: {} is not stored."),
+            (RANDOM_HEAD, ends.head, self._sentence_on_head_layers),
             (NEW_BIAS, ends.biases, "The head's bias starts anew: {} is not stored."),
         ):
             absent = [name for name in tensors if name in missing]
@@ -94,12 +98,16 @@ class ClassOutcome:
         if not elsewhere:
             return outcome
         count = f"{len(elsewhere):,} tensor{'s' if len(elsewhere) > 1 else ''}"
-        return replace(outcome, sentence=f"{outcome.sentence} Also random: {count} outside the embedding and head.")
+        word = "random" if NewTensors.among(elsewhere, self.load).are_all_drawn else "newly initialised"
+        return replace(outcome, sentence=f"{outcome.sentence} Also {word}: {count} outside the embedding and head.")
 
-    def _sentence_about(self, elsewhere: tuple[str, ...]) -> str:
-        """Return a sentence about missing tensors if both ends are loaded."""
-        count = f"{len(elsewhere):,} of {self.load.tensors:,} tensors"
-        return f"{count} are drawn at random, outside the embedding and head: {names(elsewhere)}."
+    @property
+    def _sentence_on_head_layers(self) -> str:
+        """Return a sentence about layers before the head, with a place for the name of a missing tensor."""
+        absent = tuple(name for name in self.facts.class_ends.head if name in self.load.missing)
+        if NewTensors.among(absent, self.load).drawn:
+            return "The layers before the head are drawn at random: {} is not stored."
+        return "The layers before the head start with fixed numbers: {} is not stored."
 
     def _complete(self) -> LoaderOutcome:
         """Return the outcome if every tensor is loaded or tied."""

@@ -177,6 +177,7 @@ class FamilyEnds:
 
     tie: bool | None = None  # default of the flag
     loose: str = ""  # flags besides booleans that the config class accepts: "" (none), "null" or "any"
+    older_flag: str = ""  # older key of the flag, which counts if a config has both; "" for none
     levels: Mapping[str, str] = field(default_factory=dict)  # {nested level without model_type: its family}
     sizes: Mapping[str, str] = field(default_factory=dict)  # {`vocab_size` or `hidden_size`: key of the family}
     scalars: Mapping[str, float] = field(default_factory=dict)  # {number at the boundary: its default}

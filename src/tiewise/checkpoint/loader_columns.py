@@ -21,10 +21,10 @@ STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
 TIED, UNTIED, UNTIED_WITH_WARNING = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS = "head dropped", "random head", "random table", "new bias"
 NO_SCALE, RANDOM_LAYERS, RANDOM_TENSORS = "scale dropped", "random layers", "random tensors"
-INCOMPLETE = "incomplete"
+NEW_TENSORS, INCOMPLETE = "new tensors", "incomplete"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
 # outcomes without a model, or with parts that nobody trained
-BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, RANDOM_TENSORS, INCOMPLETE, NEW_BIAS, NO_SCALE, ERROR)
+BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, RANDOM_TENSORS, NEW_TENSORS, INCOMPLETE, NEW_BIAS, NO_SCALE, ERROR)
 CORRECT = (TIED, UNTIED, UNTIED_WITH_WARNING, NO_HEAD)
 SENTENCES = {  # {outcome: the usual sentence about it}
     TIED: "The head is the table.",
@@ -35,6 +35,7 @@ SENTENCES = {  # {outcome: the usual sentence about it}
     RANDOM_TABLE: "The input table is drawn at random.",
     RANDOM_LAYERS: "The layers are drawn at random: none is stored under a name that the class is loaded from.",
     RANDOM_TENSORS: "Tensors outside the embedding and head are drawn at random.",
+    NEW_TENSORS: "Tensors outside the embedding and head start with fixed numbers.",
     INCOMPLETE: "Tensors outside the embedding and head are not stored.",
     ERROR: "It refuses to load.",
     NO_SCALE: "The numbers of the packed head are taken for its weights, and their scales are dropped.",
@@ -51,6 +52,7 @@ PHRASES = {  # {outcome: the predicate of a sentence whose subject is several lo
     RANDOM_TABLE: "draw the input table at random",
     RANDOM_LAYERS: "draw layers at random",
     RANDOM_TENSORS: "draw tensors outside the two ends at random",
+    NEW_TENSORS: "start tensors outside the two ends with fixed numbers",
     INCOMPLETE: "lack tensors outside the two ends",
     NEW_BIAS: "start the head's bias anew",
     NO_SCALE: "drop the scales of the head",

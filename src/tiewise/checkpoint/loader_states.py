@@ -143,10 +143,21 @@ def one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
     name, expected = next(iter(facts.roles.unloaded_names.items()))
     why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."
     if facts.ends_likeness is None:
-        return outcome_of(loader, DEPENDS, why)
+        word = DEPENDS
+        if _differ_in_shape(facts):
+            word = DROPPED
+        return outcome_of(loader, word, why)
     if facts.ends_likeness.equal:
         return outcome_of(loader, TIED, why)
     return outcome_of(loader, DROPPED, why)
+
+
+def _differ_in_shape(facts: Facts) -> bool:
+    """Return whether both tables are stored, and surely differ because their shapes do."""
+    table, head = facts.roles.input, facts.roles.output
+    if table is None or head is None:
+        return False
+    return _state_without_scan(facts, table, head) == DIFFERENT
 
 
 def shape_misfit(facts: Facts, with_head: bool = True) -> str | None:

@@ -17,6 +17,7 @@ from tiewise.checkpoint.loader_columns import (
     INCOMPLETE,
     LLAMA_CPP_NAMED,
     MLX,
+    NEW_TENSORS,
     NO_SCALE,
     RANDOM_TENSORS,
     SGLANG,
@@ -33,9 +34,6 @@ from tiewise.checkpoint.loader_states import from_column
 from tiewise.checkpoint.mlx_loading import MlxLoading
 from tiewise.checkpoint.server_loading import server_outcome
 from tiewise.checkpoint.transformers_loading import WITH_TIEWISE, TransformersLoading
-
-# {loader that does more with missing tensors than to leave them as they are: its outcome}
-WITH_MISSING_TENSORS = {TRANSFORMERS_5.name: RANDOM_TENSORS, MLX.name: ERROR}
 
 
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
@@ -54,8 +52,18 @@ def _with_missing_tensors(facts: Facts, outcome: LoaderOutcome) -> LoaderOutcome
         return outcome
     count = len(facts.missing_elsewhere)
     sentence = f"{count:,} tensor{'s' if count > 1 else ''} outside the embedding and head are not stored."
-    word = WITH_MISSING_TENSORS.get(outcome.loader, INCOMPLETE)
-    return replace(outcome, outcome=word, sentence=sentence, right=False)
+    return replace(outcome, outcome=_word_of_missing_tensors(facts, outcome.loader), sentence=sentence, right=False)
+
+
+def _word_of_missing_tensors(facts: Facts, loader: str) -> str:
+    """Return what a loader does with tensors outside the embedding and head that no file stores."""
+    if loader == MLX.name:
+        return ERROR
+    if loader != TRANSFORMERS_5.name:
+        return INCOMPLETE  # it leaves them as they are
+    if facts.draws_elsewhere:
+        return RANDOM_TENSORS
+    return NEW_TENSORS
 
 
 def _is_of_whole_mlx_model(facts: Facts, outcome: LoaderOutcome) -> bool:

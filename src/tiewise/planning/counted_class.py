@@ -21,7 +21,8 @@ CHOSEN = (
 
 
 def answer(model: Any, _argument: Any) -> dict[str, Any]:
-    """Return the counts of a model. `refused` is the reason why it has none."""
+    """Return the counts of a model once its tensors are tied. `unsuitable` is the reason why it has none."""
+    model.tie_weights()
     table, head = model.get_input_embeddings(), _output_embeddings(model)
     if getattr(table, "weight", None) is None:
         return {"unsuitable": "no table of tokens"}

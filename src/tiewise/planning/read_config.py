@@ -88,6 +88,7 @@ def _read_nested(config: Mapping[str, Any], text_config: Mapping[str, Any]) -> A
         outer = family(config.get("model_type"))
         usual = f"{config.get('model_type', 'unknown')}{TEXT_PART}"
         values["model_type"] = outer.ends.levels.get("text_config", usual)
+    values.pop(family(values["model_type"]).ends.older_flag, None)  # the inner config does not decide
     architecture = _read(values)
     tower = family(config.get("model_type")).towers
     if tower is not None and _has_usual_class(config):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tiewise.checkpoint.claims import FLAG, SPEC, TEXT_PARTS
+from tiewise.checkpoint.claims import FLAG, SPEC, TEXT_PARTS, dotted_path
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.end_names import BY_DATA
 from tiewise.checkpoint.facts import Facts
@@ -55,10 +55,8 @@ def flag_changes(facts: Facts, tied: bool) -> dict[str, bool]:
     for claim in facts.claims.levels:
         if claim.level not in facts.levels or claim.written is tied:
             continue
-        if not claim.level:
-            changes[FLAG] = tied
-        elif claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS:
-            changes[f"{claim.level}.{FLAG}"] = tied
+        if not claim.level or claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS:
+            changes |= dict.fromkeys((dotted_path(claim.level, key) for key in claim.keys), tied)
     return changes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
+from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim, dotted_path
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG
 from tiewise.checkpoint.loader_columns import BROKEN, ERROR, TRANSFORMERS_4, LoaderOutcome, named_loaders
@@ -38,8 +38,11 @@ def _levels_with_reader(facts: Facts) -> list[Claim]:
 
 def untying_edits(facts: Facts) -> tuple[JsonEdit, ...]:
     """Return the edits that set the flag to false at every level that some loader reads."""
-    levels = [claim for claim in _levels_with_reader(facts) if claim.level in facts.levels]
-    return tuple(JsonEdit(CONFIG, f"{claim.level}.{FLAG}".removeprefix("."), False) for claim in levels)
+    edits = []
+    for claim in _levels_with_reader(facts):
+        if claim.level in facts.levels:
+            edits += [JsonEdit(CONFIG, dotted_path(claim.level, key), False) for key in claim.keys]
+    return tuple(edits)
 
 
 def only_ties_ends(facts: Facts) -> bool:
@@ -95,7 +98,7 @@ def _malformed_flags(facts: Facts) -> Observations:
     """Report flags that are neither true nor false."""
     for claim in facts.claims.levels:
         if claim.malformed is not None:
-            where = dotted(claim.level)
+            where = dotted(claim.level, claim.key)
             problem = f"{where} is {claim.malformed}; it must be true or false"
             repair = _flag_repair(facts)
             yield where, problem, repair.remedy, repair.is_safe
@@ -150,20 +153,20 @@ def levels_disagree(facts: Facts) -> Observations:
     flags = _written_flags(facts)
     if facts.roles.headless or len(set(flags.values())) < 2:
         return
-    listed = ", ".join(f"{dotted(level)} = {flag_text(flag)}" for level, flag in flags.items())
-    wrong = [level for level, flag in flags.items() if flag is not facts.tables_are_tied]
+    listed = ", ".join(f"{path} = {flag_text(flag)}" for path, flag in flags.items())
+    wrong = [path for path, flag in flags.items() if flag is not facts.tables_are_tied]
     problem = f"the levels of the config disagree: {listed}. The tensors {_TRUTH[facts.tables_are_tied]}"
     repair = _flag_repair(facts)
     severity = _severity_of_levels(facts)
-    yield Observation(dotted(wrong[0]), problem, repair.remedy, repair.is_safe, severity)
+    yield Observation(wrong[0], problem, repair.remedy, repair.is_safe, severity)
 
 
 def _written_flags(facts: Facts) -> dict[str, bool]:
-    """Return the written flags that some loader reads, by level."""
+    """Return the written flags that some loader reads, by their dotted paths."""
     flags = dict[str, bool]()
     for claim in _levels_with_reader(facts):
         if claim.written is not None:
-            flags[claim.level] = claim.written
+            flags[dotted(claim.level, claim.key)] = claim.written
     return flags
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.built_class import NotBuilt
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.new_tensors import NewTensors
 from tiewise.checkpoint.rules.rule import Observation, Observations, names, rule
 from tiewise.checkpoint.untrusted import short
 
@@ -14,10 +15,11 @@ _LEAVE_OUT = "add --no-build if the two ends are enough"
 @rule("B036", "error", "the class finds all its tensors outside the embedding and head")
 def other_tensors(facts: Facts) -> Observations:
     """Both ends may be right, and the rest of the model may not load. A save lost some layers, a tool renamed them, or
-    a false flag parted layers that share their weights, as in Zamba. transformers then draws the missing tensors at
-    random, and only a warning says so. If transformers is installed, `check` builds the class without weights for this
-    config and lets it look for each tensor by name and shape. Without transformers, the rule reports nothing. If the
-    class needs more than 20 s of processor time or 2 GB, a note says that only the embedding and head were judged.
+    a false flag parted layers that share their weights, as in Zamba. transformers then initialises the missing tensors,
+    matrices at random and others with fixed numbers, and only a warning says so. If transformers is installed, `check`
+    builds the class without weights for this config and lets it look for each tensor by name and shape. Without
+    transformers, the rule reports nothing. If the class needs more than 20 s of processor time or 2 GB, a note says
+    that only the embedding and head were judged.
     What to do: take the tensors from the checkpoint's source, or store them under the names that the class gives them.
     Sources: transformers: from_pretrained, loading_info
     """
@@ -31,8 +33,8 @@ def other_tensors(facts: Facts) -> Observations:
         return
     lost = facts.missing_elsewhere
     if lost:
-        problem = f"transformers {load.version} draws {len(lost):,} of {load.tensors:,} tensors at random, outside the"
-        problem += f" embedding and head: {names(lost)}"
+        problem = NewTensors.among(lost, load).active(f"transformers {load.version}")
+        problem += f", outside the embedding and head: {names(lost)}"
         yield short(lost[0]), problem, "take them from the source, or store them under these names"
     for mismatch in load.mismatched:
         if mismatch.name in facts.names_at_the_ends:

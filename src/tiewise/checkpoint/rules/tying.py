@@ -173,7 +173,7 @@ def no_output(facts: Facts) -> Observations:
     written = "true"
     if true_level.malformed is not None:
         written = 'the text "true"'
-    problem += f". {dotted(true_level.level)} is {written}"
+    problem += f". {dotted(true_level.level, true_level.key)} is {written}"
     yield where, problem, facts.command("repair"), True
 
 
@@ -182,7 +182,7 @@ def _lost_head(facts: Facts, why: str) -> str:
     claims = facts.claims
     problem = f"{why}, and no head is stored; transformers draws it at random"
     if claims.deciding.written is False and claims.fixed is None:
-        problem += f". {dotted(claims.deciding.level)} is false"
+        problem += f". {dotted(claims.deciding.level, claims.deciding.key)} is false"
     if facts.matrices_without_role:
         problem += f". The head may be one of these: {tensor_names(facts.matrices_without_role)}"
     if facts.scaled_up is not None:
@@ -226,7 +226,7 @@ def _why_untied(facts: Facts) -> str:
     claims = facts.claims
     if claims.fixed is False:
         return "this class never ties"
-    key = dotted(claims.deciding.level)
+    key = dotted(claims.deciding.level, claims.deciding.key)
     if claims.deciding.written is False:
         return "the config says untied"
     if claims.deciding.malformed is not None:
