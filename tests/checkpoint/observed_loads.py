@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +54,7 @@ class LoadedModel:
 def load_with_transformers(class_name: str, folder: Path, seed: int) -> LoadedModel:
     """Load a folder under a seed, which decides the parameters that no file fills."""
     torch.manual_seed(seed)
-    with saved.heard() as heard, warnings.catch_warnings():
+    with saved.heard() as heard, warnings.catch_warnings(), filled_memory():
         warnings.simplefilter("ignore")
         model, info = getattr(tr, class_name).from_pretrained(folder, output_loading_info=True)
     apart = [name for pair in NOT_TIED.findall(heard.getvalue()) for name in pair]
@@ -95,13 +96,31 @@ def observe_transformers(class_name: str, folder: Path) -> Observed:
 
 
 def _drawn(first: LoadedModel, second: LoadedModel, names: Iterable[str]) -> set[str]:
-    """Return the tensors that differ between two loads under different seeds."""
+    """Return the tensors that differ between two loads under different seeds, or that were not initialised."""
     drawn = set()
     for name in names:
         one, other = (loaded.model.get_parameter_or_buffer(name) for loaded in (first, second))
-        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+        if _is_uninitialised(one) or not torch.equal(one, other):
             drawn.add(name)
     return drawn
+
+
+def _is_uninitialised(values: torch.Tensor) -> bool:
+    """Return whether a tensor has the numbers with which torch fills fresh memory in its deterministic mode."""
+    if values.is_floating_point():
+        return bool(values.isnan().any())
+    return values.dtype != torch.bool and bool((values == torch.iinfo(values.dtype).max).any())
+
+
+@contextmanager
+def filled_memory() -> Iterator[None]:
+    """Let torch fill the memory of new tensors until the block ends: with NaN, or the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _is_constant(loaded: LoadedModel, name: str) -> bool:

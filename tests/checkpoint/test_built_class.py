@@ -6,16 +6,23 @@ import subprocess
 import sys
 
 import pytest
+import saved_models as saved
 import tiny_classes as made
+import torch
 import transformers as tr
-from asked_classes import asking_in_this_process
+from asked_classes import asking_in_this_process, reply_here
+from observed_loads import filled_memory
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import llama, llama_config
 
-from tiewise.checkpoint import built_class
+from tiewise.checkpoint import built_class, built_class_child
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.built_class import ClassQuestion, NotBuilt, ask
-from tiewise.checkpoint.loader_columns import ERROR, RANDOM_HEAD, RANDOM_TENSORS, TIED
+from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.loader_columns import ERROR, NEW_TENSORS, RANDOM_HEAD, RANDOM_TENSORS, TIED
+from tiewise.checkpoint.new_tensors import NewTensors
 from tiewise.core import json_child
 from tiewise.core.json_child import NoReply
 from tiewise.core.progress import listen_to_progress
@@ -141,8 +148,6 @@ def test_child_says_if_class_refuses_config(config, class_name, words, is_refuse
 
 
 def test_class_of_config_without_architectures_comes_from_auto_mappings():
-    from asked_classes import reply_here
-
     reply = reply_here(ClassQuestion(CONFIG, None, QUESTION, {"tensors": {}, "dtype": None}))
     assert "lm_head.weight" in reply["missing"]
 
@@ -188,6 +193,83 @@ def shortened(name):
     return change
 
 
+def test_class_is_loaded_before_it_is_tied():
+    """Ovis 2 may have a head with more rows than the table to which it is tied."""
+    name = "Ovis2ForConditionalGeneration"
+    record = saved.shrink(tr.Ovis2ForConditionalGeneration).to_dict() | {"vocab_size": 128, FLAG: True}
+    config = json.loads(json.dumps(record))
+    built = built_class_child.build(config, name)
+    stored = {key: ["F32", list(tensor.shape)] for key, tensor in built.state_dict().items()}
+    head, table = "lm_head.weight", "model.language_model.embed_tokens.weight"
+    assert stored[head][1][0] == 128
+    reply = reply_here(ClassQuestion(config, name, QUESTION, {"tensors": stored, "dtype": None}))
+    assert (reply["missing"], reply["mismatched"], reply["ties"]) == ([], [], {head: table})
+
+
+NOT_STORED = [  # class, words in the names of tensors that are not stored
+    ("LlamaForCausalLM", ["layers.1.", "norm"]),
+    ("BertForMaskedLM", ["predictions.transform", "layer.0.attention"]),
+    ("GPT2LMHeadModel", ["h.0.", "wpe"]),
+    ("GptOssForCausalLM", ["layers.0."]),
+    ("DeepseekV3ForCausalLM", ["layers.1."]),
+    ("Mamba2ForCausalLM", ["layers.1."]),
+    ("Gemma3ForConditionalGeneration", ["layers.0."]),
+    ("BailingHybridForCausalLM", ["layers.1."]),
+    ("OpenAIGPTLMHeadModel", ["h.1."]),  # its class does not initialise the biases of Conv1D
+]
+
+
+@pytest.mark.parametrize(("name", "words"), NOT_STORED)
+def test_random_tensors_are_those_that_depend_on_the_seed(tmp_path, name, words):
+    saved.tiny(name).save_pretrained(tmp_path)
+    rewritten(tmp_path, without(*words))
+    with asking_in_this_process():
+        load = Facts(open_folder(tmp_path), builds=True).class_load
+    models = [loaded_under(seed, name, tmp_path) for seed in (0, 1)]
+    differing = set()
+    for missing in (*load.missing, *load.missing_buffers):
+        one, other = (model.get_parameter_or_buffer(missing) for model in models)
+        if not torch.equal(one, other):  # NaN, with which fresh memory is filled, equals nothing
+            differing.add(missing)
+    assert load.random == differing
+    assert load.missing
+
+
+def loaded_under(seed, name, folder):
+    """Return a model of a folder, with missing tensors drawn from a seed."""
+    torch.manual_seed(seed)
+    with filled_memory():
+        return getattr(tr, name).from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("random", "passive", "active"),
+    [
+        (3, "3 of 9 tensors are drawn at random", "it draws 3 of 9 tensors at random"),
+        (0, "3 of 9 tensors start with fixed numbers", "it starts 3 of 9 tensors with fixed numbers"),
+        (
+            *(1, "3 of 9 tensors are newly initialised, 1 of them at random"),
+            "it newly initialises 3 of 9 tensors, 1 of them at random",
+        ),
+    ],
+)
+def test_sentence_on_missing_tensors_says_how_they_start(random, passive, active):
+    new = NewTensors(3, random, 9)
+    assert (new.passive(), new.active("it")) == (passive, active)
+
+
+def test_missing_buffer_of_zeros_is_not_called_random(tmp_path):
+    saved.tiny("BailingHybridForCausalLM").save_pretrained(tmp_path)
+    rewritten(tmp_path, without("expert_bias"))
+    with asking_in_this_process():
+        audit = check(tmp_path)
+    row = installed_transformers(audit)
+    assert row.outcome == NEW_TENSORS
+    assert "with fixed numbers" in row.sentence
+    (found,) = [finding for finding in audit.findings if finding.rule == "B036"]
+    assert "with fixed numbers" in found.evidence
+
+
 BERT = "bert.encoder.layer.0."
 CHANGES = [  # model, change of its tensors, outcome
     (lambda: made.masked("bert"), without(), TIED),
@@ -218,5 +300,5 @@ def test_outcome_for_whole_model_matches_load_with_transformers(tmp_path, make, 
     elsewhere = {name for name in missing if "predictions.transform" not in name}
     assert bool(found) is bool(elsewhere)
     if elsewhere:
-        assert f"draws {len(elsewhere):,} of " in found[0].evidence
+        assert f" {len(elsewhere):,} of " in found[0].evidence
         assert f"{len(elsewhere):,} " in row.sentence

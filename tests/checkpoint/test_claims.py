@@ -38,6 +38,28 @@ def test_claims_agree_with_tie_of_transformers_model(name, root, text):
     assert claims.tied == is_tied(name, record)
 
 
+OLDER = "tie_embedding"  # key of the flag in published configs of LFM2
+OLDER_CASES = [  # class, level of the older key, its value, flag at the root
+    ("Lfm2ForCausalLM", "", False, True),
+    ("Lfm2ForCausalLM", "", True, None),
+    ("Lfm2MoeForCausalLM", "", True, False),
+    ("Lfm2VlForConditionalGeneration", "", False, True),
+    ("Lfm2VlForConditionalGeneration", "", True, False),
+    ("Lfm2VlForConditionalGeneration", "text_config", False, True),
+    ("Lfm2VlForConditionalGeneration", "text_config", True, False),
+    ("LlamaForCausalLM", "", False, True),  # its class does not know the key
+]
+
+
+@pytest.mark.parametrize(("name", "level", "older", "flag"), OLDER_CASES)
+def test_older_flag_counts_as_in_transformers_model(name, level, older, flag):
+    record = saved.without(saved.shrink(getattr(tr, name)).to_dict(), FLAG) | {"architectures": [name]}
+    record.get(level, record)[OLDER] = older
+    if flag is not None:
+        record[FLAG] = flag
+    assert read_claims(record).tied == is_tied(name, record)
+
+
 def test_read_claims_returns_levels_with_flags_and_sizes():
     record = {
         "model_type": "qwen3_omni_moe",

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import random_folders as folders
 from asked_classes import asking_in_this_process
 from safetensors.torch import load_file, save_file
 
@@ -23,7 +24,7 @@ healthy_models = import_module("healthy_models")
 
 FILE = "model.safetensors"
 # outcomes of the class about tensors outside the two ends, which the data does not list
-WHOLE_MODEL = (columns.RANDOM_TENSORS, columns.RANDOM_LAYERS)
+WHOLE_MODEL = (columns.RANDOM_TENSORS, columns.NEW_TENSORS, columns.RANDOM_LAYERS)
 
 
 def outcome_in_transformers(folder, builds):
@@ -84,3 +85,12 @@ def test_data_agrees_with_classes(tmp_path):
     for number, case in enumerate(sampled_cases(count=30, seed=5)):
         found += disagreements(case, number, tmp_path / str(number))
     assert found == []
+
+
+@pytest.mark.parametrize("flag", [True, False, None])
+@pytest.mark.parametrize("tables", columns.STATES)
+def test_data_agrees_with_t5gemma_2_whose_head_is_tied_to_the_encoder(tmp_path, flag, tables):
+    untied = folders.saved_class("T5Gemma2ForConditionalGeneration")
+    folders.in_state(untied, folders.State(flag, tables)).write(tmp_path)
+    assert disagreement(tmp_path) is None
+    assert outcome_in_transformers(tmp_path, False).outcome != columns.DEPENDS

@@ -213,6 +213,16 @@ def test_older_flag_of_lfm2_unties():
     assert read(config).total == count_parameters(build_model(config))
 
 
+@pytest.mark.parametrize(("outer", "inner"), [(False, True), (True, False)])
+def test_older_flag_of_lfm2_vl_counts_at_its_root_alone(outer, inner):
+    text = {"model_type": "lfm2", "num_hidden_layers": 2, "vocab_size": 90, "hidden_size": 32, "tie_embedding": inner}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}
+    architectures = ["Lfm2VlForConditionalGeneration"]
+    config = {"model_type": "lfm2_vl", "tie_embedding": outer, "text_config": text, "architectures": architectures}
+    model = build_model(config)
+    assert read(config).ends.tied == (model.lm_head.weight is model.get_input_embeddings().weight) == outer
+
+
 def test_lfm2_moe_without_kinds_of_layers_is_refused_like_its_class():
     config = {"model_type": "lfm2_moe", "num_hidden_layers": 2, "full_attn_idxs": [1]}
     with pytest.raises(TypeError):

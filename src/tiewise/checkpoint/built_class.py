@@ -39,7 +39,7 @@ MOST_CACHED = 500  # replies
 SWITCH = "TIEWISE_NO_BUILD"  # environment variable: a value other than "" and "0" builds nothing
 LIBRARIES = ("torch", "transformers")
 CHILD = "tiewise.checkpoint.built_class_child"
-CODE = (CHILD, "tiewise.checkpoint.initial_values")  # modules that a reply depends on, next to the question's own
+CODE = (CHILD, "tiewise.checkpoint.initial_values")  # modules that a reply depends on, next to the question's
 
 
 @dataclass(frozen=True)

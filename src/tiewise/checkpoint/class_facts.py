@@ -103,7 +103,7 @@ class ClassFacts(FolderFacts):
     def draws_elsewhere(self) -> bool:
         """Return whether a tensor of `missing_elsewhere` starts with random numbers."""
         load = self.class_load
-        return not isinstance(load, NotBuilt) and not load.drawn.isdisjoint(self.missing_elsewhere)
+        return not isinstance(load, NotBuilt) and not load.random.isdisjoint(self.missing_elsewhere)
 
     @property
     def names_at_the_ends(self) -> frozenset[str]:

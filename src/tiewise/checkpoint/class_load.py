@@ -34,7 +34,8 @@ class ClassLoad:
     tensors: int  # number of the class's parameters and saved buffers
     missing: tuple[str, ...]  # parameters that no stored tensor and no tie fills, in the class's order
     missing_buffers: tuple[str, ...]  # saved buffers that start with the values of the class
-    drawn: frozenset[str]  # missing tensors and buffers that start with random numbers; the others start as constants
+    # missing tensors and buffers that start with random numbers or uninitialised; the others start with fixed numbers
+    random: frozenset[str]
     unexpected: tuple[str, ...]  # stored tensors that the class does not load
     mismatched: tuple[Mismatch, ...]
     failed: tuple[str, ...]  # tensors that a conversion of the stored ones does not give
@@ -74,7 +75,7 @@ def ask_load(
         reply["tensors"],
         tuple(reply["missing"]),
         tuple(reply["missing_buffers"]),
-        frozenset(missing if reply["drawn"] is None else reply["drawn"]),
+        frozenset(missing if reply["random"] is None else reply["random"]),
         tuple(reply["unexpected"]),
         tuple(mismatched),
         tuple(reply["failed"]),

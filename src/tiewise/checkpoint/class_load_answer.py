@@ -39,7 +39,7 @@ def answer(model: Any, argument: Mapping[str, Any]) -> dict[str, Any]:
         "tensors": len(names),
         "missing": [name for name in missing if name in parameters],
         "missing_buffers": [name for name in missing if name not in parameters],
-        "drawn": initial_values.drawn_tensors(model, missing),
+        "random": initial_values.random_tensors(model, missing),
         "unexpected": sorted(load.info.unexpected_keys),
         "mismatched": sorted([name, list(shape), list(needed)] for name, shape, needed in load.info.mismatched_keys),
         "failed": sorted(load.info.conversion_errors),

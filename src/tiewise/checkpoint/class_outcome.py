@@ -60,7 +60,7 @@ class ClassOutcome:
         return None
 
     def _missing_tensors(self) -> LoaderOutcome | None:
-        """Return an outcome if a tensor is initialised anew; the two ends come first."""
+        """Return an outcome if a tensor is newly initialised; the two ends come first."""
         facts = self.facts
         at_the_ends = self._missing_at_the_ends()
         elsewhere = facts.missing_elsewhere
@@ -74,11 +74,11 @@ class ClassOutcome:
         if not elsewhere:
             return at_the_ends
         new = NewTensors.among(elsewhere, self.load)
-        word = RANDOM_TENSORS if new.drawn else NEW_TENSORS
+        word = RANDOM_TENSORS if new.random else NEW_TENSORS
         return outcome_of(self.loader, word, f"{new.passive()}, outside the embedding and head: {names(elsewhere)}.")
 
     def _missing_at_the_ends(self) -> LoaderOutcome | None:
-        """Return an outcome if a tensor of the two ends is initialised anew."""
+        """Return an outcome if a tensor of the two ends is newly initialised."""
         ends, missing = self.facts.class_ends, set(self.load.missing)
         head = () if ends.output is None else (f"{ends.output}.weight",)
         tables = [f"{module}.weight" for module in ends.inputs]
@@ -103,9 +103,9 @@ class ClassOutcome:
 
     @property
     def _sentence_on_head_layers(self) -> str:
-        """Return a sentence about layers before the head, with a place for the name of a missing tensor."""
+        """Return a sentence on layers before the head, with `{}` for a missing tensor."""
         absent = tuple(name for name in self.facts.class_ends.head if name in self.load.missing)
-        if NewTensors.among(absent, self.load).drawn:
+        if NewTensors.among(absent, self.load).random:
             return "The layers before the head are drawn at random: {} is not stored."
         return "The layers before the head start with fixed numbers: {} is not stored."
 

@@ -173,7 +173,8 @@ def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
     """Return the input embedding that belongs to the head; None for a class without one.
 
     Candidates are compared by three criteria in this order: the head's shape, a name with "decoder", the tie of the
-    class. If encoder and decoder have separate tables, no forward pass reads the table `shared`.
+    class. If encoder and decoder have separate tables, no forward pass reads the table `shared`. A class that ties its
+    head to the encoder's table, as T5Gemma 2 does, names it instead of the decoder's.
     """
     source = module_of(ends.tied.get(f"{ends.output}.weight", ""))[0]
     head = modules.tables.get(ends.output or "")
@@ -183,11 +184,13 @@ def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
     if not candidates:
         candidates = list(ends.inputs)
 
+    preferred = source if "encoder" in source else "decoder"
+
     def rank(name: str) -> tuple[bool, bool, bool]:
         """Return the sort key of a candidate; the smallest belongs to the head."""
         has_other_shape = True
         if head is not None and name in modules.tables:
             has_other_shape = modules.tables[name].shape != head.shape
-        return has_other_shape, "decoder" not in name, name != source
+        return has_other_shape, preferred not in name, name != source
 
     return min(candidates, key=rank, default=None)

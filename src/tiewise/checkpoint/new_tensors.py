@@ -15,18 +15,18 @@ class NewTensors:
     """Number of tensors that a class initialises, and how many of them at random."""
 
     count: int
-    drawn: int  # those that start with random numbers
+    random: int  # those that start with random numbers
     of: int  # all tensors of the class
 
     @classmethod
     def among(cls, names: tuple[str, ...], load: ClassLoad) -> NewTensors:
         """Return the counts of these missing tensors of a load."""
-        return cls(len(names), len(load.drawn.intersection(names)), load.tensors)
+        return cls(len(names), len(load.random.intersection(names)), load.tensors)
 
     @property
     def are_all_drawn(self) -> bool:
         """Return whether each of them starts with random numbers."""
-        return self.drawn == self.count
+        return self.random == self.count
 
     @property
     def share(self) -> str:
@@ -47,14 +47,14 @@ class NewTensors:
         """Return a sentence without final punctuation whose subject is the tensors."""
         if self.are_all_drawn:
             return f"{self.share} {self._be} drawn at random"
-        if not self.drawn:
+        if not self.random:
             return f"{self.share} {self._start} with fixed numbers"
-        return f"{self.share} are newly initialised, {self.drawn:,} of them at random"
+        return f"{self.share} are newly initialised, {self.random:,} of them at random"
 
     def active(self, loader: str) -> str:
         """Return a sentence without final punctuation whose subject is the loader."""
         if self.are_all_drawn:
             return f"{loader} draws {self.share} at random"
-        if not self.drawn:
+        if not self.random:
             return f"{loader} starts {self.share} with fixed numbers"
-        return f"{loader} newly initialises {self.share}, {self.drawn:,} of them at random"
+        return f"{loader} newly initialises {self.share}, {self.random:,} of them at random"

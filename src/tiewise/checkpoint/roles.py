@@ -270,11 +270,12 @@ class _RoleSearch:
         """Yield the tensors, without biases, of end modules that store no table."""
         if self.class_ends is None:
             return
+        not_tables = {"bias", *_other_parameters(self.class_ends)}
         for module in dict.fromkeys(self.class_ends.spellings):
             if module in self.modules.tables:
                 continue
             for parameter, tensor in self.modules.parts.get(module, {}).items():
-                if parameter != "bias":
+                if parameter not in not_tables:
                     yield tensor
 
     def _unloaded_names(self) -> dict[str, str]:
@@ -301,6 +302,12 @@ class _RoleSearch:
             class_names = dict(zip(self.names.inputs, class_ends.inputs, strict=True))
         first = next(iter(class_ends.inputs), module)
         return class_names.get(module, first)
+
+
+def _other_parameters(ends: ClassEnds) -> set[str]:
+    """Return the last parts of tied tensors that are no table: T5Gemma 2 has the row `eoi_embedding` next to one."""
+    tensors = (*ends.tied.keys(), *ends.tied.values())
+    return {module_of(tensor)[1] for tensor in tensors} - {"weight"}
 
 
 def _weight_name(module: str | None) -> str | None:

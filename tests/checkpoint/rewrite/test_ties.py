@@ -350,6 +350,21 @@ def test_untie_of_t5gemma2_stores_all_parameters_of_both_stacks(tmp_path):
     assert not missing_keys(name, tmp_path / "b")
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_older_flag_of_lfm2_is_rewritten_too(tmp_path, is_tied):
+    model = sm.tiny("Lfm2ForCausalLM", is_tied)
+    if not is_tied:
+        model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.detach().clone())
+    model.save_pretrained(tmp_path / "a")
+    config = config_of(tmp_path / "a") | {"tie_embedding": is_tied}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    verb = untie if is_tied else tie
+    verb(tmp_path / "a", tmp_path / "b")
+    result, info = tr.Lfm2ForCausalLM.from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert (result.lm_head.weight is result.model.embed_tokens.weight) is not is_tied
+
+
 # a quarter of the classes that transformers can tie: results store every tensor that they load
 
 EVERY = 4  # one class of four, because the full sweep takes minutes
