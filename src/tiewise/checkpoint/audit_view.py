@@ -249,7 +249,7 @@ def _claim(claim: Claim) -> str:
     """Return the flag of one level of the config, and its model type."""
     type_text = short(f" ({claim.model_type})" if claim.model_type else "")
     if claim.written is not None:
-        return f"{claim.key}: {flag_text(claim.written)}{type_text}"
+        return f"{FLAG}: {flag_text(claim.written)}{type_text}"
     if claim.default is None:
         return f"{FLAG} absent, and its class is not known{type_text}"
     return f"{FLAG} absent; its class takes {flag_text(claim.default)}{type_text}"

@@ -247,14 +247,6 @@ class Claim:
     hidden_size: int | None = None  # hidden width D of this level, under the family's key; None if absent
     # the flag as text, if it is neither true nor false; else None
     malformed: str | None = None
-    key: str = FLAG  # key of the flag; LFM2 reads its older `tie_embedding` first
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the keys that a rewrite of the flag must write."""
-        if self.key == FLAG:
-            return (FLAG,)
-        return (FLAG, self.key)
 
     @property
     def effective(self) -> bool | None:
@@ -362,9 +354,7 @@ def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, dec
     """Read one level of a config. The level or the one above it names the family."""
     ends = family(model_type).ends
     written, malformed, default = None, None, ends.tie
-    key = FLAG
-    if ends.older_flag and ends.older_flag in level:
-        key = ends.older_flag
+    key = flag_key(level, model_type)
     flag = level.get(key)
     if isinstance(flag, bool):
         written = flag
@@ -381,8 +371,15 @@ def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, dec
         vocab_size=first_count([level], ends.sizes.get("vocab_size", ""), "vocab_size"),
         hidden_size=first_count([level], ends.sizes.get("hidden_size", ""), *_HIDDEN_SIZES),
         malformed=malformed,
-        key=key,
     )
+
+
+def flag_key(level: Mapping[str, Any], model_type: str | None) -> str:
+    """Return the key of the flag that a level's config class reads. LFM2 prefers its older `tie_embedding`."""
+    older = family(model_type).ends.older_flag
+    if older and older in level:
+        return older
+    return FLAG
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:

@@ -98,7 +98,7 @@ class ClassOutcome:
         if not elsewhere:
             return outcome
         count = f"{len(elsewhere):,} tensor{'s' if len(elsewhere) > 1 else ''}"
-        word = "random" if NewTensors.among(elsewhere, self.load).are_all_drawn else "newly initialised"
+        word = "random" if NewTensors.among(elsewhere, self.load).are_all_random else "newly initialised"
         return replace(outcome, sentence=f"{outcome.sentence} Also {word}: {count} outside the embedding and head.")
 
     @property

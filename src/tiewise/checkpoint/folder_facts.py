@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import (
+    FLAG,
     SPEC,
     TEXT_PARTS,
     TIEWISE_TYPE,
     Claim,
     Claims,
     architecture,
+    dotted_path,
     family_type,
+    flag_key,
     in_layer,
     is_foreign,
     model_levels,
@@ -115,6 +118,22 @@ class FolderFacts:
     def levels(self) -> dict[str, Mapping[str, Any]]:
         """Return {dotted path: level of the config} for the levels of `claims`."""
         return dict(model_levels(self.config))
+
+    def flag_keys(self, claim: Claim) -> tuple[str, ...]:
+        """Return the keys that a rewrite of a level's flag must write.
+
+        They are the usual key, and an older one that counts first.
+        """
+        return tuple(dict.fromkeys((FLAG, self._flag_key(claim))))
+
+    def flag_path(self, claim: Claim) -> str:
+        """Return the dotted path of the flag that the class reads at a level."""
+        return dotted_path(short(claim.level), self._flag_key(claim))
+
+    def _flag_key(self, claim: Claim) -> str:
+        """Return the key of the flag that the class reads at a level."""
+        defaults = family(family_type(self.config)).ends.levels
+        return flag_key(self.levels.get(claim.level, {}), claim.model_type or defaults.get(claim.level))
 
     @cached_property
     def text(self) -> Claim:

@@ -19,7 +19,7 @@ REPLACING = ("zero_", "fill_", "copy_")
 
 
 def random_tensors(model: Any, names: Collection[str]) -> list[str] | None:
-    """Return those of a model's tensors that start with random numbers, or that the class does not initialise.
+    """Return those of a model's tensors that start with random numbers, or uninitialised.
 
     Tensors that a file has filled must be marked as initialised, as `from_pretrained` marks them. The result is None if
     the class cannot initialise a model without numbers.

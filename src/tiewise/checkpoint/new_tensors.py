@@ -24,7 +24,7 @@ class NewTensors:
         return cls(len(names), len(load.random.intersection(names)), load.tensors)
 
     @property
-    def are_all_drawn(self) -> bool:
+    def are_all_random(self) -> bool:
         """Return whether each of them starts with random numbers."""
         return self.random == self.count
 
@@ -45,7 +45,7 @@ class NewTensors:
 
     def passive(self) -> str:
         """Return a sentence without final punctuation whose subject is the tensors."""
-        if self.are_all_drawn:
+        if self.are_all_random:
             return f"{self.share} {self._be} drawn at random"
         if not self.random:
             return f"{self.share} {self._start} with fixed numbers"
@@ -53,7 +53,7 @@ class NewTensors:
 
     def active(self, loader: str) -> str:
         """Return a sentence without final punctuation whose subject is the loader."""
-        if self.are_all_drawn:
+        if self.are_all_random:
             return f"{loader} draws {self.share} at random"
         if not self.random:
             return f"{loader} starts {self.share} with fixed numbers"

@@ -305,7 +305,10 @@ class _RoleSearch:
 
 
 def _other_parameters(ends: ClassEnds) -> set[str]:
-    """Return the last parts of tied tensors that are no table: T5Gemma 2 has the row `eoi_embedding` next to one."""
+    """Return the last parts of the names of tied tensors that are no table.
+
+    T5Gemma 2 has the row `eoi_embedding` next to its table.
+    """
     tensors = (*ends.tied.keys(), *ends.tied.values())
     return {module_of(tensor)[1] for tensor in tensors} - {"weight"}
 

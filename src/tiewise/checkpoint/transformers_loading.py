@@ -197,7 +197,7 @@ class TransformersLoading:
             return self._outcome(RANDOM_LAYERS, why)
         if facts.missing_head:
             absent = short(facts.saved_name(facts.missing_head[0]))
-            why = f"The layers before the head are drawn at random: {absent} is not stored."
+            why = f"The layers before the head are newly initialised: {absent} is not stored."
             return self._outcome(RANDOM_HEAD, why)
         if self._unfilled_ties:
             return self._outcome(NEW_BIAS, _STARTS_RANDOM.format(*self._unfilled_ties[0]))

@@ -56,7 +56,7 @@ def flag_changes(facts: Facts, tied: bool) -> dict[str, bool]:
         if claim.level not in facts.levels or claim.written is tied:
             continue
         if not claim.level or claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS:
-            changes |= dict.fromkeys((dotted_path(claim.level, key) for key in claim.keys), tied)
+            changes |= dict.fromkeys((dotted_path(claim.level, key) for key in facts.flag_keys(claim)), tied)
     return changes
 
 

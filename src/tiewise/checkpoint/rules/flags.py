@@ -19,7 +19,6 @@ from tiewise.checkpoint.rules.rule import (
     Severity,
     compare_if_unequal,
     difference,
-    dotted,
     flag_text,
     rule,
 )
@@ -41,7 +40,7 @@ def untying_edits(facts: Facts) -> tuple[JsonEdit, ...]:
     edits = []
     for claim in _levels_with_reader(facts):
         if claim.level in facts.levels:
-            edits += [JsonEdit(CONFIG, dotted_path(claim.level, key), False) for key in claim.keys]
+            edits += [JsonEdit(CONFIG, dotted_path(claim.level, key), False) for key in facts.flag_keys(claim)]
     return tuple(edits)
 
 
@@ -98,7 +97,7 @@ def _malformed_flags(facts: Facts) -> Observations:
     """Report flags that are neither true nor false."""
     for claim in facts.claims.levels:
         if claim.malformed is not None:
-            where = dotted(claim.level, claim.key)
+            where = facts.flag_path(claim)
             problem = f"{where} is {claim.malformed}; it must be true or false"
             repair = _flag_repair(facts)
             yield where, problem, repair.remedy, repair.is_safe
@@ -166,7 +165,7 @@ def _written_flags(facts: Facts) -> dict[str, bool]:
     flags = dict[str, bool]()
     for claim in _levels_with_reader(facts):
         if claim.written is not None:
-            flags[dotted(claim.level, claim.key)] = claim.written
+            flags[facts.flag_path(claim)] = claim.written
     return flags
 
 

@@ -14,7 +14,6 @@ from tiewise.checkpoint.rules.rule import (
     describe,
     difference,
     differing_copies,
-    dotted,
     names,
     rule,
     tensor_names,
@@ -173,7 +172,7 @@ def no_output(facts: Facts) -> Observations:
     written = "true"
     if true_level.malformed is not None:
         written = 'the text "true"'
-    problem += f". {dotted(true_level.level, true_level.key)} is {written}"
+    problem += f". {facts.flag_path(true_level)} is {written}"
     yield where, problem, facts.command("repair"), True
 
 
@@ -182,7 +181,7 @@ def _lost_head(facts: Facts, why: str) -> str:
     claims = facts.claims
     problem = f"{why}, and no head is stored; transformers draws it at random"
     if claims.deciding.written is False and claims.fixed is None:
-        problem += f". {dotted(claims.deciding.level, claims.deciding.key)} is false"
+        problem += f". {facts.flag_path(claims.deciding)} is false"
     if facts.matrices_without_role:
         problem += f". The head may be one of these: {tensor_names(facts.matrices_without_role)}"
     if facts.scaled_up is not None:
@@ -226,7 +225,7 @@ def _why_untied(facts: Facts) -> str:
     claims = facts.claims
     if claims.fixed is False:
         return "this class never ties"
-    key = dotted(claims.deciding.level, claims.deciding.key)
+    key = facts.flag_path(claims.deciding)
     if claims.deciding.written is False:
         return "the config says untied"
     if claims.deciding.malformed is not None:
@@ -455,14 +454,15 @@ def _lacks_input(facts: Facts) -> bool:
 def head_layers(facts: Facts) -> Observations:
     """BERT and similar models have a dense layer and a norm between body and output table. A file may have the table
     and lack these layers: DeBERTa's publisher calls them `lm_predictions.lm_head` (transformers#15216), and a body that
-    was saved without a head has none. transformers then draws them at random, and the loss of a masked language model
-    is near chance though both tables are right. The data of transformers' classes says which layers a head has.
+    was saved without a head has none. transformers then draws their matrices at random, and the loss of a masked
+    language model is near chance though both tables are right. The data of transformers' classes says which layers a
+    head has.
     What to do: store them under the names that the class gives them, or load the body with a class without a head.
     Sources: transformers#15216; transformers#15673
     """
     lost = [facts.saved_name(name) for name in facts.missing_head]
     if lost:
-        problem = f"layers of the head are not stored, and are drawn at random: {names(lost)}"
+        problem = f"layers of the head are not stored, and are newly initialised: {names(lost)}"
         remedy = "store them under these names, or load the folder with a class that has no head"
         yield short(lost[0]), problem, remedy
 
