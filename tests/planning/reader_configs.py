@@ -136,6 +136,7 @@ CASES = [
         **{"layers_block_type": ["mamba", "moe", "attention", "moe"], "num_hidden_layers": 4, "moe_latent_size": 16},
         **{"mamba_num_heads": 6, "mamba_head_dim": 4, "n_groups": 2, "mlp_bias": True, "use_bias": True},
         **{"use_conv_bias": False, "num_nextn_predict_layers": 1, "tie_word_embeddings": True},
+        **{"attention_bias": True},
         **{"moe_shared_expert_intermediate_size": 12, "unused": 2 * 2 * 16 * 20 * 4},
     ),
     case("no experts", "nemotron_h", hybrid_override_pattern="M-M*-", mamba_num_heads=8, mamba_head_dim=4),

@@ -86,6 +86,12 @@ class ClassFacts(FolderFacts):
             return "some tensors could not be read"
         return None
 
+    @property
+    def class_finds_all_parameters(self) -> bool:
+        """Return whether the installed class fills every parameter from the files. False if it was not asked."""
+        load = self.class_load
+        return isinstance(load, ClassLoad) and not load.missing and not load.is_refused
+
     @cached_property
     def missing_elsewhere(self) -> tuple[str, ...]:
         """Return tensors outside the embedding and head that start with new values.

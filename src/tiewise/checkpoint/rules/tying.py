@@ -34,10 +34,18 @@ def no_input(facts: Facts) -> Observations:
     What to do: store the table under the name that the model's class gives it.
     Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
     """
-    roles = facts.roles
-    if roles.loaded_input is not None:
+    if facts.roles.loaded_input is not None:
         yield from _misnamed_further_inputs(facts)
-    elif roles.input is not None:
+    for observation in _without_table(facts):
+        if facts.class_finds_all_parameters:  # a class that the architecture data lacks, such as one without lookup
+            return
+        yield observation
+
+
+def _without_table(facts: Facts) -> Observations:
+    """Report input tables that no file stores under a name in the architecture data."""
+    roles = facts.roles
+    if roles.loaded_input is None and roles.input is not None:
         yield _misnamed_input(facts, roles.input)
     yield from _fresh_tables(facts)
     yield from _missing_further_inputs(facts)
@@ -215,7 +223,7 @@ def _must_have_head(facts: Facts) -> bool:
     if roles.headless:
         return False
     if claims.has_family_data:
-        return not _is_packed_in_unknown_way(facts)
+        return not _is_packed_in_unknown_way(facts) and not facts.class_finds_all_parameters
     # an unknown class may use a quantised tensor, or one without a role, as its head
     return not facts.matrices_without_role and not facts.quantised
 

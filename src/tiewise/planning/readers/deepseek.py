@@ -83,7 +83,7 @@ def _deepseek_v4(config: Config) -> Architecture:
     mixers = _v4_mixers(config)
     width = config.size("moe_intermediate_size")
     count, chosen = config.size("n_routed_experts"), config.size("num_experts_per_tok")
-    routed = experts_part(d, Experts(count, chosen, width, width))
+    routed = experts_part(d, Experts(count, chosen, width, width, shared_bias=config.flag("mlp_bias")))
     mixing = (2 + streams) * streams
     connection = linear(streams * d, mixing) + elementwise(mixing + 3)
     head = linear(streams * d, streams) + elementwise(streams + 1)

@@ -72,7 +72,7 @@ def _nemotron_h(config: Config) -> Architecture:
     bias = config.flag("mlp_bias")
     sublayers = {
         LINEAR: mamba2(d, shape),
-        FULL: attention(d, read_heads(config), bias=config.flag("attention_bias")),
+        FULL: attention(d, read_heads(config)),  # its class ignores `attention_bias`
         "mlp": ffn(d, config.size("intermediate_size"), gated=False, bias=bias),
     }
     kinds = _nemotron_kinds(config)
