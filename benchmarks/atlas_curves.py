@@ -20,6 +20,7 @@ from pathlib import Path
 from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import METRICS, read_lines
 from tiewise.training.kinds.decoder import KIND, measure
+from tiewise.training.step_names import LAST
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.trainer import Job, logging_window
 
@@ -51,7 +52,7 @@ def train_curves(folder: Path) -> list[Row]:
     for tokens in TOKENS:
         out = folder / f"train_tokens={tokens}"
         if not out.exists():
-            start(replace(cells[out.name]), out, "benchmarks.atlas_curves", Display.on_stderr())
+            start(replace(cells[out.name], select=LAST), out, "benchmarks.atlas_curves", Display.on_stderr())
         comparison = finish(out, Display.on_stderr())
         for run in comparison.runs:
             run_columns = {"study": STUDY, "train_tokens": str(tokens), "arm": run.arm, "seed": str(run.seed)}

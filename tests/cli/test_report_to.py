@@ -51,7 +51,7 @@ def check_figures(run, folder):
     curve = points(folder)
     assert [log["train/global_step"] for log in logged] == [point["step"] for point in curve]
     for log, point in zip(logged, curve, strict=True):
-        assert log["eval/heldout_nll"] == pytest.approx(point["heldout_nll"])
+        assert log["eval/tune_nll"] == pytest.approx(point["tune_nll"])
         assert log["train/loss"] == pytest.approx(point["train_nll"])
         for name in FIGURES:
             assert log.get(f"train/{name}") == pytest.approx(point.get(name)), name
@@ -135,9 +135,9 @@ def test_tensorboard_has_curve_arm_and_seed_of_each_run(tiewise, text, tmp_path,
         events = EventAccumulator(str(comparison / arm / "seed-1"))
         events.Reload()
         curve = points(tmp_path / "run" / arm / "seed-1")
-        losses = events.Scalars("eval/heldout_nll")
+        losses = events.Scalars("eval/tune_nll")
         assert [event.step for event in losses] == [point["step"] for point in curve]
-        assert [event.value for event in losses] == pytest.approx([point["heldout_nll"] for point in curve])
+        assert [event.value for event in losses] == pytest.approx([point["tune_nll"] for point in curve])
         norms = [event.value for event in events.Scalars("train/path_b")]
         assert norms == pytest.approx([point["path_b"] for point in curve])
         [shown] = events.Tensors("args/text_summary")

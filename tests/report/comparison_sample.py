@@ -101,7 +101,7 @@ def _curve(arm, final, steps, noise):
                 step=step,
                 tokens=step * 8 * 64,
                 train_nll=loss - 0.15 + noise.gauss(0, 0.03) if measured else None,
-                heldout_nll=loss + noise.gauss(0, 0.006) if step % (steps // 10) == 0 else None,
+                tune_nll=loss + noise.gauss(0, 0.006) if step % (steps // 10) == 0 else None,
                 path_a=norm * (1 - share) if measured else None,
                 path_b=norm * share if measured else None,
                 cosine=0.05 + 0.1 * progress + noise.gauss(0, 0.01) if measured and arm != "untied" else None,

@@ -18,7 +18,7 @@ from tiewise.report.comparison_measurement import DEMO, SHARES
 from tiewise.report.comparison_page import asymmetry, render, write_report
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import style
-from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
+from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, TUNING
 from tiewise.training.finding import complete
 from tiewise.training.results import ArmDirectPath, CurvePoint
 
@@ -49,14 +49,14 @@ def traces_by_arm(panel):
 
 
 def heldout_losses(run):
-    return [p.heldout_nll for p in run.curve if p.heldout_nll is not None]
+    return [p.tune_nll for p in run.curve if p.tune_nll is not None]
 
 
 def test_loss_curves_show_the_mean_over_seeds(sample):
-    panel = line_panel(sample, VALIDATION)
+    panel = line_panel(sample, TUNING)
     for arm in ARMS:
         runs = sample.of(arm)
-        assert list(traces_by_arm(panel)[arm].x) == [p.step for p in runs[0].curve if p.heldout_nll is not None]
+        assert list(traces_by_arm(panel)[arm].x) == [p.step for p in runs[0].curve if p.tune_nll is not None]
         assert traces_by_arm(panel)[arm].y == pytest.approx(np.mean(list(map(heldout_losses, runs)), axis=0))
     thin = [trace for trace in panel.figure.data if not trace.name]
     assert len(thin) == 3 * len(ARMS)
@@ -65,7 +65,7 @@ def test_loss_curves_show_the_mean_over_seeds(sample):
 
 def test_mean_curve_omits_steps_that_one_seed_lacks(sample):
     short = replace(sample.runs[0], curve=[p for p in sample.runs[0].curve if p.step <= 400])
-    drawn = traces_by_arm(line_panel(replace(sample, runs=[short, *sample.runs[1:]]), VALIDATION))
+    drawn = traces_by_arm(line_panel(replace(sample, runs=[short, *sample.runs[1:]]), TUNING))
     assert (max(drawn["tied"].x), max(drawn["untied"].x)) == (400, 800)
 
 
@@ -92,9 +92,9 @@ def test_path_share_is_the_share_of_norms_at_steps_with_both(sample):
 
 
 def test_diverged_seed_draws_only_its_finite_points(sample):
-    curve = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=math.inf), CurvePoint(3, 3, math.nan)]
+    curve = [CurvePoint(1, 1, tune_nll=5.0), CurvePoint(2, 2, tune_nll=math.inf), CurvePoint(3, 3, math.nan)]
     one = replace(sample, runs=[replace(sample.runs[0], curve=curve)])
-    assert list(traces_by_arm(line_panel(one, VALIDATION))["tied"].x) == [1]
+    assert list(traces_by_arm(line_panel(one, TUNING))["tied"].x) == [1]
 
 
 def interval_ends(trace, i):
@@ -150,7 +150,7 @@ def test_share_panels_draw_the_confidence_intervals(alberts):
 
 
 def test_an_arm_keeps_its_style_in_every_figure(sample):
-    drawn = [line_panel(sample, measured) for measured in (VALIDATION, TRAINING, AHEAD, OUTPUT_SHARE)]
+    drawn = [line_panel(sample, measured) for measured in (TUNING, TRAINING, AHEAD, OUTPUT_SHARE)]
     own = {(t.line.color, t.line.dash) for panel in drawn for t in panel.figure.data if t.name == "untied"}
     assert own == {(style(1).colour, style(1).dash)}
     assert traces_by_arm(*panels.frequency_panels(sample))["untied"].marker.color == style(1).colour

@@ -15,7 +15,7 @@ from tiewise.report import drawing, line_plot, plan_page, report_page
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import styles, token_label
 from tiewise.report.figures import panels
-from tiewise.report.training_curves import VALIDATION
+from tiewise.report.training_curves import TUNING
 
 
 def test_arms_differ_in_colour_dash_and_marker():
@@ -65,7 +65,7 @@ def test_a_boundary_has_one_colour_in_every_figure():
         others = [c for name, c in zip(names, colours_found, strict=True) if "tied" not in name]
         assert not {blue, orange} & set(others)
     assert len(set(styles(["tied", *(f"tied+share={n}" for n in range(40))]).values())) == 41
-    for panel in (plan_page.growth_panels(plan("gpt2"))[0], *training_panels(sample_comparison(), VALIDATION)):
+    for panel in (plan_page.growth_panels(plan("gpt2"))[0], *training_panels(sample_comparison(), TUNING)):
         drawn = {trace.name: trace.line.color for trace in panel.figure.data if trace.name in ("tied", "untied")}
         assert drawn == {"tied": blue, "untied": orange}
 

@@ -23,7 +23,7 @@ from tiewise.report.figures import panels
 from tiewise.report.inspection_page import inspection_page
 from tiewise.report.plan_page import write_plan
 from tiewise.report.report_page import PageSection
-from tiewise.report.training_curves import VALIDATION
+from tiewise.report.training_curves import TUNING
 from tiewise.training.results import ArmDirectPath
 
 # the longest table of an inspection's evidence
@@ -292,7 +292,7 @@ def test_interactive_figures_follow_the_width_of_the_window(browser, report):  #
 
 def test_tables_fit_the_window_without_sideways_scrolling(browser, report, tmp_path):  # noqa: F811
     """If a table is wider than its container, its rows become blocks of named values."""
-    panels = training_panels(sample_comparison(), VALIDATION)
+    panels = training_panels(sample_comparison(), TUNING)
     sections = [PageSection("One", panels, tables=[EVIDENCE])]
     long = write_result(render_page(*sections, contents=True), tmp_path / "page.html", "out")
     none_cut = """() => [document.documentElement, ...document.querySelectorAll(".scroll")]

@@ -20,7 +20,7 @@ LONG_AGAIN = [1.911, 1.9121, 1.9074, 1.904, 1.9069, 1.902, 1.9054, 1.9055, 1.904
 
 
 def with_curve(arm, seed, losses):
-    curve = [CurvePoint(10 * (at + 1), 100 * at, heldout_nll=loss) for at, loss in enumerate(losses)]
+    curve = [CurvePoint(10 * (at + 1), 100 * at, tune_nll=loss) for at, loss in enumerate(losses)]
     return replace(make_run(arm, seed, losses[-1]), curve=curve)
 
 
@@ -64,7 +64,7 @@ def test_note_names_arms_that_still_fall_and_no_converged_one():
     assert untied.low < 0 < untied.high
     note = explanations(falling)[0]
     assert note == (
-        "Training ended while the validation loss of tied still fell, by 0.023 nats/token over the last 40 steps: "
+        "Training ended while the loss on tuning text of tied still fell, by 0.023 nats/token over the last 40 steps: "
         "more steps would lower it, and may change the result."
     )
     assert Comparison.from_dict(falling.record()).descents == falling.descents

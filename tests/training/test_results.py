@@ -45,6 +45,7 @@ def any_of(cls, **given):
     return st.builds(cls, **{**chosen, **given})
 
 
+OF_TYPE["LastStep | None"] = st.none() | any_of(results.LastStep)
 OF_TYPE["dict[str, Share]"] = st.dictionaries(word, any_of(results.Share), max_size=2)
 for name in ("BinNll", "CurvePoint", "ArmDirectPath", "Difference", "RunResult"):
     OF_TYPE[f"list[{name}]"] = st.lists(any_of(getattr(results, name)), max_size=3)

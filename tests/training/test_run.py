@@ -42,7 +42,7 @@ def test_run_writes_files_and_metrics_and_is_not_repeated(text, job, undisturbed
     assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
     assert [point.step for point in result.curve] == list(range(2, 41, 2))
     assert all(point.tokens == point.step * 4 * 16 for point in result.curve)
-    assert all(None not in (p.train_nll, p.heldout_nll, p.path_a, p.path_b, p.cosine) for p in result.curve)
+    assert all(None not in (p.train_nll, p.tune_nll, p.path_a, p.path_b, p.cosine) for p in result.curve)
     size = text.facts["splits"]["heldout"]
     assert result.bits_per_byte == pytest.approx(result.heldout_nll / math.log(2) * size["tokens"] / size["bytes"])
     assert sum(result.parameters.values()) == result.total_parameters == result.bytes / 4

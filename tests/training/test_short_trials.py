@@ -117,14 +117,17 @@ class FakeMachine:
         return MeasuredSplit(5.0, measured, [])
 
     def train(self, job):
-        """Add the cost of building, first loss, steps, points of the curve and last losses."""
+        """Add the cost of building, first loss, steps, the curve, and losses of the best and the last step."""
         steps, split, training = job.settings.steps, len(job.text.split(job.split)), len(job.text.split("train"))
         first = FIRST if not self.trained else 0.0
         points = [step for step in range(1, steps + 1) if step % max(1, steps // 20) == 0]
-        course = min(split, 32 * job.settings.length)
-        evaluated = course + min(split, job.settings.measured)
+        few, tuning = 32 * job.settings.length, len(job.text.split("tune"))
+        evaluated = min(split, few) + min(split, job.settings.measured)
         if not job.trial:
-            evaluated += len(points) * course + min(split, training, job.settings.measured)
+            evaluated += len(points) * min(tuning, few) + min(split, training, job.settings.measured)
+            assert job.settings.select == "best"
+            evaluated += min(tuning, few) + min(split, job.settings.measured)
+            evaluated += min(split, training, job.settings.measured)
         self.now += first + BUILDING + steps * STEP[job.arm] + evaluated * TOKEN
         self.trained.append(job)
         job.folder.mkdir(parents=True, exist_ok=True)

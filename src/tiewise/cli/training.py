@@ -57,6 +57,13 @@ MATCH = typer.Option(
     show_default="width",
     rich_help_panel=o.TRAINING,
 )
+SELECT = typer.Option(
+    None,
+    metavar="best|last",
+    help="Step whose model each run keeps. best: the one with the lowest loss on the tuning split. Both are reported.",
+    show_default="best for compare, else last",
+    rich_help_panel=o.TRAINING,
+)
 TUNE = typer.Option(
     None,
     "--tune/--no-tune",
@@ -138,6 +145,7 @@ OUTPUT |= {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
     **PLACE,
     split=(str, SPLIT),
     match=(str, MATCH),
+    select=(str, SELECT),
     tune=(bool, TUNE),
     config=(Path, CONFIG),
     jobs=(str, o.JOBS),
@@ -208,6 +216,7 @@ def _print_next(command: str, folder: str | Path) -> None:
     tokenizer=(str, TOKENIZER),
     **PLACE,
     split=(str, SPLIT),
+    select=(str, SELECT),
     config=(Path, CONFIG),
     recipe=(str, RECIPE),
     share=(str, SHARE),
@@ -251,6 +260,9 @@ def _print_figures(trained: SingleRun) -> None:
     else:
         measured = f"nats/token (perplexity {result.perplexity:.1f}, {result.bits_per_byte:.3f} bits per byte)"
     print(f"validation loss {result.heldout_nll:.4f} {measured}, training loss {result.train_nll:.4f}")
+    if result.is_before_end and result.last is not None:
+        place = f"model of step {result.selected_step:,} of {result.steps:,}, the best on tuning text"
+        print(f"{place}; at the last step: validation loss {result.last.heldout_nll:.4f}")
     for name, right in result.shares.items():
         what = "masked tokens" if name == "masked" else f"pairs ({name})"
         interval = f"95 % interval {right.low:.1%} to {right.high:.1%}, n = {right.count:,}"
@@ -276,6 +288,7 @@ def _print_paper_figures(trained: SingleRun) -> None:
     seed=(int, typer.Option(None, metavar="N", help="Seed of data order.", show_default="1")),
     **PLACE,
     split=(str, SPLIT),
+    select=(str, SELECT),
     push_to_hub=(str, o.PUSH_TO_HUB),
     **OUTPUT,
 )

@@ -21,7 +21,7 @@ from tiewise.report.papers import PaperComparison, paper_figures
 from tiewise.report.sharing_order import compare_with_table_4, sharing_orders
 from tiewise.report.views import ABREAST, rich_table, summary
 from tiewise.training.finding import explanations, sentences
-from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
+from tiewise.training.results import AT_LAST, MASKED, Comparison, Difference, RunResult, has_earlier_steps, over_seeds
 
 DEMO = "This is the demo corpus. Your own text may give another answer: tiewise compare --text FILE"
 SHORT = 16  # characters of a name within a heading
@@ -58,9 +58,12 @@ def atlas_sentence(comparison: Comparison) -> str:
     if expectation.why:
         return "No earlier run is close enough to say whether this is typical."
     typical = "typical" if expectation.verdict == EXPECTED else "unusual"
+    subject = "This difference is"
+    if has_earlier_steps(comparison):  # the atlas has last steps
+        subject = "At the last step, the difference is"
     predicted = f"earlier runs predict tied − untied between {signed(expectation.low)} and {signed(expectation.high)}"
     scored = f"Such predictions were right for {expectation.held} of {expectation.settings} earlier settings."
-    return f"This difference is {typical}: {predicted} {NATS}, and it is {signed(expectation.found)}. {scored}"
+    return f"{subject} {typical}: {predicted} {NATS}, and it is {signed(expectation.found)}. {scored}"
 
 
 def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:
@@ -138,6 +141,7 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
     yield over_seeds("validation nll", [run.heldout_nll for run in runs], NATS)
     if validation is not None:
         yield validation
+    yield from _last_steps(comparison, arm, runs)
     yield over_seeds("training nll", [run.train_nll for run in runs], NATS)
     if training is not None:
         yield replace(training, main=False)
@@ -150,6 +154,21 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
         yield Quantity("training memory", runs[0].training_bytes, unit="bytes")
     if len(comparison.seeds) > 1:  # the speed of a single run depends as much on the machine as on the arm
         yield _speed(runs)
+
+
+def _last_steps(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
+    """Yield the selected step of an arm, and its validation loss at the last step.
+
+    Nothing if every run of the comparison keeps its last step.
+    """
+    if not has_earlier_steps(comparison):
+        return
+    yield over_seeds("step", [float(run.selected_step or run.steps) for run in runs], "", 0)
+    at_last = [run.heldout_nll if run.last is None else run.last.heldout_nll for run in runs]
+    yield over_seeds("validation nll, last step", at_last, NATS)
+    last = _difference_column(comparison, arm, f"{AT_LAST}heldout_nll", "last step")
+    if last is not None:
+        yield replace(last, main=False)
 
 
 def _difference_column(comparison: Comparison, arm: str, metric: str, name: str) -> Quantity | None:

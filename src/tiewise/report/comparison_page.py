@@ -22,7 +22,7 @@ from tiewise.report.comparison_panels import (
     training_panels,
 )
 from tiewise.report.report_page import PageSection, Panel, ReportPage
-from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
+from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, TUNING
 from tiewise.training.finding import sentences
 from tiewise.training.results import ArmDirectPath, Comparison
 
@@ -89,7 +89,7 @@ def _paper_sections(comparison: Comparison) -> list[PageSection]:
 
 def _loss_panels(comparison: Comparison) -> list[Panel]:
     """Return the figures of losses: by token frequency, then over training."""
-    return [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
+    return [*frequency_panels(comparison), *training_panels(comparison, AHEAD, TUNING, TRAINING)]
 
 
 def _shares_section(comparison: Comparison) -> PageSection:

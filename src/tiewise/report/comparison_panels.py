@@ -26,7 +26,7 @@ from tiewise.report.line_plot import lines
 from tiewise.report.report_page import Panel
 from tiewise.report.stacked_plot import stacked
 from tiewise.report.training_curves import OUTPUT_SHARE, OverTraining, moments_of, over_training
-from tiewise.training.results import MASKED, Comparison, Difference, RunResult, gaps
+from tiewise.training.results import AT_LAST, MASKED, Comparison, Difference, RunResult, gaps, has_earlier_steps
 
 DIRECT_PATH = "Logit of the next token (column) by the current (row), less what rows and columns share."
 MEMORY = "16 bytes a parameter, all in fp32."
@@ -37,6 +37,10 @@ JUDGED = {
     "nsp": HALF.format("of two documents"),
 }
 METRICS = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
+METRICS_AT_LAST = {
+    f"{AT_LAST}heldout_nll": "validation nll, last step",
+    f"{AT_LAST}train_nll": "training nll, last step",
+}
 PLOTTED_METRICS = {"heldout_nll": "validation", "train_nll": "training"}  # bits per byte have another unit
 BIN = "frequency:"  # prefix of a bin's label in the metric of a difference
 
@@ -75,13 +79,19 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     """
     if not comparison.differences:
         return []
-    caption = "Left of zero: lower loss after the last step. Bars: 95 % intervals over seeds, for this held-out text."
+    step = "after the last step"
+    if has_earlier_steps(comparison):
+        step = "at each run's best step by its tuning text"
+    caption = f"Left of zero: lower loss {step}. Bars: 95 % intervals over seeds, for this held-out text."
     caption += _gaps_in_words(comparison)
     title = f"Paired differences to {comparison.reference}"
     panel = dots(title, _plotted_differences(comparison), styles(comparison.arms), forest=True, why=caption)
     panel.figure.update_xaxes(title=f"difference, {NATS}")
     rows = []
-    for metric, name in METRICS.items():
+    metrics = METRICS
+    if has_earlier_steps(comparison):
+        metrics = METRICS | METRICS_AT_LAST
+    for metric, name in metrics.items():
         for d in _differences_of(comparison, metric):
             difference = str(comparison_measurement.difference(d))
             rows.append([f"{d.arm} · {name}", difference, plain(d.detectable), str(d.n)])

@@ -13,7 +13,7 @@ from tiewise.report import comparison_panels, plan_page, sweep_page
 from tiewise.report.figures import panels
 from tiewise.report.heat_map import heat_map
 from tiewise.report.report_page import Panel
-from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
+from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, TUNING
 from tiewise.training.results import Comparison
 from tiewise.training.study.study import Study
 
@@ -47,7 +47,7 @@ def _of_comparison(comparison: Comparison) -> Groups:
         "differences": comparison_panels.paired_differences(comparison),
         "frequency": comparison_panels.frequency_panels(comparison),
         "ahead": comparison_panels.training_panels(comparison, AHEAD),
-        "curves": comparison_panels.training_panels(comparison, VALIDATION),
+        "curves": comparison_panels.training_panels(comparison, TUNING),
         "training_curves": comparison_panels.training_panels(comparison, TRAINING),
         "gradient_share": comparison_panels.training_panels(comparison, OUTPUT_SHARE),
         "gradient_cosine": comparison_panels.training_panels(comparison, COSINE),

@@ -30,9 +30,9 @@ class OverTraining:
     level: float | None = None  # horizontal line to compare with
 
 
-def _validation_loss(point: CurvePoint) -> float | None:
-    """Return the loss on validation text."""
-    return point.heldout_nll
+def _tuning_loss(point: CurvePoint) -> float | None:
+    """Return the loss on tuning text; in older results on validation text."""
+    return point.heldout_nll if point.tune_nll is None else point.tune_nll
 
 
 def _training_loss(point: CurvePoint) -> float | None:
@@ -52,12 +52,12 @@ def _cosine(point: CurvePoint) -> float | None:
     return point.cosine
 
 
-VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", _validation_loss)
+TUNING = OverTraining("Loss on tuning text", NATS, "Lower is better. It chooses the best step.", _tuning_loss)
 AHEAD = OverTraining(
-    "Validation loss minus {reference} over training",
+    "Loss on tuning text minus {reference} over training",
     f"difference, {NATS}",
     "Below zero: ahead of {reference}.",
-    _validation_loss,
+    _tuning_loss,
     paired=True,
     level=0.0,
 )

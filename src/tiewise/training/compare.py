@@ -52,7 +52,7 @@ from tiewise.training.folder import (
     stage_run,
     write_json,
 )
-from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, gaps
+from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, gaps, step_in_words
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
 from tiewise.training.short_trials import (
@@ -324,6 +324,8 @@ def _say_result(bar: RunsBar, job: Job, outcome: Outcome) -> None:
     """Print the losses of a run that has ended, above the bar."""
     result = outcome.result
     losses = f"validation loss {result.heldout_nll:.4f}, training loss {result.train_nll:.4f} nats/token"
+    if result.is_before_end:
+        losses += f" after {step_in_words(result)}"
     bar.ended(job, f"{job.title}: {losses}, {result.seconds:.0f} s")
 
 
@@ -352,11 +354,11 @@ def _bigram_record(bigram: Bigram, names: dict[int, str]) -> dict[str, Any]:
 
 
 def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectation | None:
-    """Compare tied − untied in held-out nll with the expectation of the atlas.
+    """Compare tied − untied at the last step, in held-out nll, with the atlas.
 
     None: one of the two arms is missing or diverged.
     """
-    both = gaps(comparison)
+    both = gaps(comparison, at_last=True)  # runs of the atlas ended in their last step
     if both is None or not math.isfinite(both[1].mean):
         return None
     _, generalisation = both
@@ -369,7 +371,8 @@ def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectatio
 
 def _unlike_the_atlas(settings: Settings) -> list[str]:
     """Return the settings of a comparison that no run of the atlas has."""
-    values, defaults = vars(replace(settings, kind_options=None, report_to=())), vars(Settings())
+    # every run has its last step, whichever it keeps
+    values, defaults = vars(replace(settings, kind_options=None, report_to=(), select=None)), vars(Settings())
     bound = [name for name in values if name not in SIZE_SETTINGS]
     other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
     if not settings.layers:

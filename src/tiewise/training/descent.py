@@ -1,4 +1,4 @@
-"""Fall of the validation loss at the end of training.
+"""Fall of the tuning loss at the end of training.
 
 A line with one slope for all seeds of an arm, and a level for each seed, is fitted to the last evaluations of each run.
 An arm still learns if the slope is below zero, by Student's t of the fit's residuals: the scatter of evaluations around
@@ -41,11 +41,17 @@ def descents_of(runs_by_arm: Mapping[str, Sequence[RunResult]]) -> list[Descent]
 
 
 def _last_evaluations(curve: Sequence[CurvePoint]) -> list[tuple[float, float]]:
-    """Return (step, validation loss) of a run's last evaluations.
+    """Return (step, tuning loss) of a run's last evaluations.
+
+    Curves of older versions have validation losses instead.
 
     It is empty if there are too few, or if one diverged.
     """
-    points = [(float(point.step), point.heldout_nll) for point in curve if point.heldout_nll is not None]
+    points: list[tuple[float, float]] = []
+    for point in curve:
+        nll = point.heldout_nll if point.tune_nll is None else point.tune_nll
+        if nll is not None:
+            points.append((float(point.step), nll))
     last = points[-max(FEWEST, len(points) // PART) :]
     if len(last) < FEWEST or not all(math.isfinite(nll) for _, nll in last):
         return []
@@ -64,9 +70,9 @@ def descent_note(falls: Sequence[Descent]) -> str:
     if not falling:
         return ""
     largest = max(falling, key=lambda each: each.fall)
-    loss, up_to, outcome = "the validation loss", "", "more steps would lower it"
+    loss, up_to, outcome = "the loss on tuning text", "", "more steps would lower it"
     if len(falls) > 1:
-        loss = f"the validation loss of {', '.join(each.arm for each in falling)}"
+        loss = f"the loss on tuning text of {', '.join(each.arm for each in falling)}"
         outcome += ", and may change the result"
     if len(falling) > 1:
         up_to = "up to "

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from tiewise.core.measurement import loss_digits, magnitudes, plain, signed
 from tiewise.training.descent import descent_note, descents
-from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
+from tiewise.training.results import AT_LAST, Comparison, Difference, correct_by_holm, differences, has_earlier_steps
+from tiewise.training.step_names import LAST
 
 UNEQUAL = 0.05  # share of the reference's parameters from which `--match parameters` is advised
 BETTER, WORSE, UNDETECTED, UNKNOWN = OUTCOMES = "better", "worse", "undetected", "unknown"
@@ -30,7 +31,8 @@ def complete(comparison: Comparison) -> Comparison:
     measured: list[Difference] = []
     for arm in others:
         measured += differences(comparison, comparison.reference, arm).values()
-    for family in ("heldout_nll", "frequency:"):  # the finding compares arms, and their tokens by frequency
+    # the finding compares arms, at two steps, and their tokens by frequency
+    for family in ("heldout_nll", f"{AT_LAST}heldout_nll", "frequency:"):
         measured = _corrected_family(measured, family)
     comparison = replace(comparison, differences=measured, descents=descents(comparison))
     return replace(comparison, finding="\n".join(sentences(comparison)))
@@ -77,15 +79,51 @@ def _arms_by_outcome(comparison: Comparison) -> dict[str, list[str]]:
 def explanations(comparison: Comparison) -> list[str]:
     """Return sentences that explain the finding.
 
-    They state if training ended too early, what so many seeds can detect, which tokens differ, and how to compare equal
-    sizes.
+    They state if training ended too late or too early, how the last steps compare, what so many seeds can detect, which
+    tokens differ, and how to compare equal sizes.
     """
     others = [arm for arm in comparison.arms if arm != comparison.reference]
-    lines = [descent_note(comparison.descents)]
+    lines = [_best_steps(comparison), descent_note(comparison.descents)]
+    lines += [_at_last_step(comparison, arm) for arm in others]
     lines += [_power(comparison, arm) for arm in others] + [_by_frequency(comparison, arm) for arm in others]
     if any(_advises_match(comparison, arm) for arm in others):
         lines.append("The arms differ in size; --match parameters compares equal sizes.")
     return [line for line in lines if line]
+
+
+def _best_steps(comparison: Comparison) -> str:
+    """Return which arms were at their best before their last step; "" if none was."""
+    ranges = []
+    for arm in comparison.arms:
+        runs = comparison.of(arm)
+        steps = [run.lowest_tuning_step for run in runs if run.lowest_tuning_step is not None]
+        if steps and min(steps) < runs[0].steps:
+            ranges.append(f"{arm} at {_range_in_words(min(steps), max(steps))} of {runs[0].steps:,}")
+    if not ranges:
+        return ""
+    best = f"Lowest loss on tuning text before the end: {', '.join(ranges)}."
+    if comparison.setting.get("select") == LAST:
+        return f"{best} The results are those of the last step; --select best compares the best ones."
+    return f"{best} The results are those of these steps; --select last keeps the last ones."
+
+
+def _range_in_words(low: int, high: int) -> str:
+    """Return a range of steps as text, "step 180" or "steps 180–240"."""
+    if low == high:
+        return f"step {low:,}"
+    return f"steps {low:,}–{high:,}"
+
+
+def _at_last_step(comparison: Comparison, arm: str) -> str:
+    """Return an arm's difference at the last step; "" if every run keeps its last step."""
+    d = comparison.difference(arm, f"{AT_LAST}heldout_nll")
+    if d is None or not has_earlier_steps(comparison) or not math.isfinite(d.mean):
+        return ""
+    interval = ""
+    if d.low is not None and d.high is not None:
+        interval = f" (95 % CI {signed(d.low, _digits(d))} to {signed(d.high, _digits(d))})"
+    difference = f"validation loss {arm} − {comparison.reference} is {signed(d.mean, _digits(d))} nats/token"
+    return f"At the last step, {difference}{interval}."
 
 
 def _difference(comparison: Comparison, arm: str) -> Difference | None:

@@ -22,7 +22,7 @@ RUN = 0.05  # seconds to build, save and report one run
 OPERATIONS = 1.5e11  # fp32 operations of one core per second in matrix products; small models reach a third
 LEAST_STEPS, TRIAL_STEPS = 20, 5  # fewest steps of a run, and of a tuning run
 TRIALS = 9  # tuning runs per arm
-POINTS, POINT_BLOCKS = 20, 32  # points of a curve, and blocks of held-out text per point
+POINTS, POINT_BLOCKS = 20, 32  # points of a curve, and blocks of tuning text per point
 # Fewest tokens of the built-in text's held-out and tune splits in any Python, with a vocabulary of at most 4,096.
 BUILTIN_HELDOUT, BUILTIN_TUNE = 45_000, 20_000
 
@@ -82,11 +82,12 @@ def _operations(settings: Settings, trial: bool) -> float:
     heldout, tune = 0, 0  # unknown for any other text or tokenizer
     if _is_builtin(settings) and 0 < vocab <= 4096:
         heldout, tune = BUILTIN_HELDOUT, BUILTIN_TUNE
-    point = min(heldout, POINT_BLOCKS * settings.length)
+    few = POINT_BLOCKS * settings.length
+    point = min(heldout, few)
     if trial:
         read, steps = point + min(tune, settings.measured), TRIAL_STEPS
     else:
-        curve = (1 + POINTS) * point
+        curve = point + POINTS * min(tune, few)
         read, steps = curve + 2 * min(heldout, settings.measured), LEAST_STEPS
     trained = steps * settings.batch * settings.accumulate * settings.length
     return (2.0 * read + 6.0 * trained) * (settings.width * vocab + body)

@@ -32,6 +32,7 @@ from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # folder of a run's model; of its plain copy for tools that lack its boundary
+AT_LAST = "last:"  # beginning of the metrics of differences at the last step
 MASKED = "masked"  # key of a result's share of masked or hidden tokens; the other keys are objectives on pairs
 ALPHA = estimates.ALPHA
 RUN_AGAIN = "run the comparison again"  # remedy for results that cannot be read
@@ -72,15 +73,29 @@ class CurvePoint:
     step: int
     tokens: int  # training tokens seen so far
     train_nll: float | None = None
-    heldout_nll: float | None = None
+    tune_nll: float | None = None
+    heldout_nll: float | None = None  # of older versions, which had no `tune_nll`
     path_a: float | None = None  # L2 norm of the table's gradient through the input embedding
     path_b: float | None = None  # L2 norm of the table's gradient through the output head
     cosine: float | None = None  # cosine between the two gradients
 
 
 @dataclass(frozen=True)
+class LastStep:
+    """Losses of a run after its last step, in nats per token."""
+
+    tune_nll: float | None  # on the tuning tokens of a point of the curve
+    train_nll: float
+    heldout_nll: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
 class RunResult:
-    """Figures of one arm trained with one seed."""
+    """Figures of one arm trained with one seed.
+
+    Losses, shares and the saved model are those of `selected_step`; `last` has the losses of the last step.
+    """
 
     arm: str
     seed: int
@@ -104,11 +119,22 @@ class RunResult:
     shares: dict[str, Share] = field(default_factory=dict)  # right predictions: masked tokens, pairs by objective
     training_bytes: int | None = None  # weights, gradients and moments, counted; None in older results
     unigram_nll: float | None = None  # nll of the masked tokens under a unigram model of the training text
+    selected_step: int | None = None  # step of all losses and of the model; None in older results: the last step
+    tune_nll: float | None = None  # of the selected step, on the tuning tokens of a point of the curve
+    lowest_tuning_step: int | None = None  # step with the lowest tuning loss
+    last: LastStep | None = None  # None in older results, whose losses are those of the last step
+
+    @property
+    def is_before_end(self) -> bool:
+        """True if the run keeps the model of an earlier step than the last one."""
+        return self.selected_step is not None and self.selected_step < self.steps
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Fall of an arm's validation loss over its last evaluations, along a fitted line.
+    """Fall of an arm's tuning loss over its last evaluations, along a fitted line.
+
+    Older results have no tuning losses; there it is the validation loss.
 
     `tiewise.training.descent` makes it.
     """
@@ -132,7 +158,7 @@ class SingleRun(PrintedResult):
         folder: folder of the run.
         setting: settings of the model, as a comparison's results.json has them.
         data: facts about the text.
-        note: a sentence if the validation loss still fell at the end; "" otherwise.
+        note: a sentence if the loss still fell at the end; "" otherwise.
         descents: that fall, if the run has enough evaluations.
 
     >>> import tiewise
@@ -171,7 +197,7 @@ class SingleRun(PrintedResult):
         """Return the losses and the folder of the model."""
         result = self.result
         losses = f"validation loss {result.heldout_nll:.4f}, training loss {result.train_nll:.4f} nats per token"
-        answer = f"{result.arm}, seed {result.seed}: {losses} after {result.steps:,} steps."
+        answer = f"{result.arm}, seed {result.seed}: {losses} after {step_in_words(result)}."
         return "\n".join(line for line in (answer, self.note, f"model: {self.model}") if line)
 
     def rows(self) -> list[Row]:
@@ -197,7 +223,7 @@ class Difference:
     """Difference of two arms (arm − reference), paired over seeds; made by `paired`."""
 
     arm: str
-    metric: str  # a field of RunResult, "frequency:LABEL", or "share:NAME"
+    metric: str  # a field of RunResult, "last:FIELD" for one of LastStep, "frequency:LABEL", or "share:NAME"
     n: int  # number of pairs
     mean: float
     low: float | None  # lower end of the 95 % interval; None for fewer than two pairs
@@ -231,7 +257,7 @@ class Comparison(PrintedResult):
         bigrams: keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-
             then-right.
         differences: each arm's differences to the reference.
-        descents: fall of each arm's validation loss at the end of training.
+        descents: fall of each arm's tuning loss at the end of training.
         finding: the result for each arm in one sentence, the answer first.
         expectation: tied − untied expected from the atlas; None without both arms.
         schema: version of the JSON format.
@@ -306,10 +332,29 @@ class Comparison(PrintedResult):
         return from_record(cls, record, "results.json", RUN_AGAIN)
 
 
+def has_earlier_steps(comparison: Comparison) -> bool:
+    """Return whether any run keeps the model of an earlier step than its last one."""
+    return any(run.is_before_end for run in comparison.runs)
+
+
+def step_in_words(run: RunResult) -> str:
+    """Return the step of a run's model as text, "600 steps" or "180 of 600 steps"."""
+    if run.is_before_end:
+        return f"{run.selected_step:,} of {run.steps:,} steps"
+    return f"{run.steps:,} steps"
+
+
 def _flat_run(run: RunResult) -> Row:
-    """Return the figures of a run that are one number or text each."""
+    """Return the figures of a run that are one number or text each.
+
+    Those of the last step have names that begin with `last_`.
+    """
     record = to_record(run)
-    return {name: value for name, value in record.items() if not isinstance(value, dict | list)}
+    row = {name: value for name, value in record.items() if not isinstance(value, dict | list)}
+    row.pop("last", None)  # None in older results
+    if run.last is not None:
+        row |= {f"last_{name}": value for name, value in record["last"].items()}
+    return row
 
 
 def _mean_of(runs: list[RunResult]) -> Row:
@@ -422,6 +467,8 @@ def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, D
 def _compared_values(run: RunResult) -> dict[str, float]:
     """Return the values of a run that are compared over seeds, by metric."""
     values = {"heldout_nll": run.heldout_nll, "train_nll": run.train_nll}
+    if run.last is not None:
+        values |= {f"{AT_LAST}heldout_nll": run.last.heldout_nll, f"{AT_LAST}train_nll": run.last.train_nll}
     if not run.shares:  # masked tokens are not a text
         values["bits_per_byte"] = run.bits_per_byte
     values |= {f"share:{name}": share.share for name, share in run.shares.items()}
@@ -431,15 +478,19 @@ def _compared_values(run: RunResult) -> dict[str, float]:
     return values
 
 
-def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
+def gaps(comparison: Comparison, *, at_last: bool = False) -> tuple[Difference, Difference] | None:
     """Return (tying gap, generalisation gap): tied − untied in training and validation nll.
 
-    None: one of the two arms is missing.
+    They are those of the selected steps, or with `at_last` of the last step. None: one of the two arms is missing.
     """
     if not {"tied", "untied"} <= set(comparison.arms):
         return None
     by_metric = differences(comparison, "untied", "tied")
-    return (by_metric["train_nll"], by_metric["heldout_nll"]) if by_metric else None
+    if not by_metric:
+        return None
+    if at_last and f"{AT_LAST}heldout_nll" in by_metric:  # older results have the last step alone
+        return by_metric[f"{AT_LAST}train_nll"], by_metric[f"{AT_LAST}heldout_nll"]
+    return by_metric["train_nll"], by_metric["heldout_nll"]
 
 
 def interval(difference: Difference) -> str:

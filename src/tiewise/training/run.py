@@ -47,6 +47,17 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
 from tiewise.core.written_options import written_option
 from tiewise.planning.first_loss import is_head_from_file
+from tiewise.training.best_step import (
+    TUNE,
+    TUNE_NLL,
+    KeepBest,
+    keeps_best,
+    load_parts,
+    load_weights,
+    lowest_step,
+    tuning_losses,
+    weights_path,
+)
 from tiewise.training.built_models import shard_model
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.folder import (
@@ -61,7 +72,7 @@ from tiewise.training.folder import (
     write_json,
 )
 from tiewise.training.measures import MeasuredSplit
-from tiewise.training.results import DENSE, FINAL, RUN_AGAIN, CurvePoint, RunResult
+from tiewise.training.results import DENSE, FINAL, RUN_AGAIN, CurvePoint, LastStep, RunResult
 from tiewise.training.settings import Settings, find_kind
 from tiewise.training.trackers import without_tracker_output, writes_events
 from tiewise.training.trainer import (
@@ -74,7 +85,14 @@ from tiewise.training.trainer import (
     training_arguments,
 )
 
-CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # values of a point of a curve, where measured
+CURVE = (
+    "train_nll",
+    "tune_nll",
+    "heldout_nll",
+    "path_a",
+    "path_b",
+    "cosine",
+)  # values of a point of a curve, where measured
 # settings that results.json records of the models
 SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
 
@@ -119,7 +137,7 @@ class Kind(ABC):
     alone: tuple[str, str] | None = None  # (name of what one process must train, remedy); None: several can
     curve_blocks = 32  # blocks of a split per point of a curve; the final figures use all blocks
     side_by_side = True  # True if several runs at a time, each with a share of the threads, can be faster
-    leftovers: tuple[str, ...] = ("checkpoint-*",)  # patterns of files that a finished run removes
+    leftovers: tuple[str, ...] = ("checkpoint-*", "best-*")  # patterns of files that a finished run removes
     packages: tuple[str, ...] = ()  # packages besides PyTorch whose versions the results name
 
     def check(self, settings: Settings) -> object:
@@ -196,6 +214,8 @@ class Kind(ABC):
         """
         # the record is first, so it times the steps without the callbacks after it
         callbacks = [RunRecord(job)]
+        if keeps_best(job):
+            callbacks.append(KeepBest(job, installed.model))
         if writes_events(job.trackers):
             callbacks.append(Events(job))
         if job.spec.untie_at is not None:
@@ -239,20 +259,31 @@ class Kind(ABC):
         """Evaluate a split: the tokens of a final result, or the few of a curve's `point`."""
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
-        """Measure the values of a curve's point that training does not log."""
-        return {"heldout_nll": self.measure(job, installed, job.split, point=True).nll}
+        """Measure the values of a curve's point that training does not log.
+
+        They are those of the tuning split, which chooses the best step, so the validation split stays unread.
+        """
+        return {TUNE_NLL: self.measure(job, installed, TUNE, point=True).nll}
+
+    def selects_weights(self, settings: Settings) -> bool:
+        """Return whether an option of this kind makes `fit` end with earlier weights."""
+        return False
 
     def evaluated_tokens(self, job: Job) -> int:
         """Return the number of tokens that a run evaluates.
 
-        It evaluates before its first step, at the points of its curve, and at its end.
+        It evaluates before its first step, at the points of its curve, and at its end. A run that keeps its best step
+        evaluates the last one, too; it counts here even if both are the same.
         """
         steps, tokens = job.settings.steps, len(job.text.split(job.split))
-        points, ends = 1 + steps // logging_window(steps), 2
+        few = self.curve_blocks * job.settings.length
+        points, ends = steps // logging_window(steps), 2
         if job.trial:  # a trial has no curve and measures no training text
-            points, ends = 1, 1
-        curve = points * min(tokens, self.curve_blocks * job.settings.length)
-        return curve + ends * min(tokens, job.settings.measured)
+            points, ends = 0, 1
+        if keeps_best(job):
+            points, ends = points + 1, 2 * ends
+        curve = points * min(len(job.text.split(TUNE)), few)
+        return min(tokens, few) + curve + ends * min(tokens, job.settings.measured)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
         """Return the number of training tokens up to and including each step [steps]."""
@@ -289,7 +320,7 @@ class Kind(ABC):
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return the settings of the models as results.json records them."""
-        record = {name: getattr(settings, name) for name in (*SHAPE, "match", "tune", "bf16", "backend")}
+        record = {name: getattr(settings, name) for name in (*SHAPE, "match", "select", "tune", "bf16", "backend")}
         if settings.kind_options is not None:
             record |= vars(settings.kind_options)
         tokens = settings.steps * settings.batch * settings.accumulate * settings.length
@@ -360,6 +391,25 @@ class TrainedModel:
     start: InitialFigures | None  # None in processes that write no result
     timed_steps: int
     seconds: float  # duration of the timed steps
+    in_parts: torch.nn.Module | None = None  # the same model as several processes trained it in parts
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """Losses of a run's model after one step."""
+
+    step: int
+    tune_nll: float | None  # on the rows of a curve's point; None if they were not measured
+    train_nll: float  # nan in a trial
+    validation: MeasuredSplit
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Losses at the step whose model a run keeps, and at its last step."""
+
+    selected: MeasuredStep
+    last: MeasuredStep
 
 
 @dataclass(frozen=True)
@@ -393,7 +443,8 @@ def train(job: Job) -> Outcome:
             return outcome
         with fast_products(job.products):
             trained = _train_job(job, kind, checkpoint, step)
-            return ranks.on_rank_zero(lambda: _conclude(job, kind, trained))
+            measured = _select_step(job, kind, trained)
+            return ranks.on_rank_zero(lambda: _conclude(job, kind, trained, measured))
 
 
 def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> TrainedModel:
@@ -413,20 +464,61 @@ def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trai
         if sizes is not None:
             shard_model(job, installed.model, sizes)
     timed, seconds = kind.fit(job, installed, checkpoint, step)
+    in_parts: torch.nn.Module | None = None
     if ranks.sharded():
         in_parts = installed.model
         installed = kind.build(job)
         fill_from_shards(installed.model, in_parts)
-    return TrainedModel(installed, start, timed, seconds)
+    return TrainedModel(installed, start, timed, seconds, in_parts)
 
 
-def _conclude(job: Job, kind: Kind, trained: TrainedModel) -> Outcome:
-    """Measure a trained model, then write its files, the model and the result, in this order."""
-    installed = trained.installed
+def _select_step(job: Job, kind: Kind, trained: TrainedModel) -> MeasuredRun:
+    """Measure a run at its last step and at the kept step, whose weights it loads.
+
+    All processes make this call.
+    """
+    last = ranks.on_rank_zero(lambda: _measure_step(job, kind, trained, job.settings.steps))
+    best = ranks.on_rank_zero(lambda: _earlier_best_step(job, last))
+    if best is None:
+        return MeasuredRun(last, last)
+    weights, model = weights_path(job.folder, best), trained.installed.model
+    if trained.in_parts is not None:
+        load_parts(trained.in_parts, weights)
+        fill_from_shards(model, trained.in_parts)
+    else:
+        device = trained.installed.tables()[0].device
+        ranks.on_rank_zero(lambda: load_weights(model, weights, device))
+    return MeasuredRun(ranks.on_rank_zero(lambda: _measure_step(job, kind, trained, best)), last)
+
+
+def _measure_step(job: Job, kind: Kind, trained: TrainedModel, step: int) -> MeasuredStep:
+    """Measure a model after a step; a trial measures no training text."""
+    installed, train_nll = trained.installed, math.nan
+    tune_nll = tuning_losses(job.folder).get(step)
+    if tune_nll is None and keeps_best(job):  # the last step need not be a point of the curve
+        tune_nll = kind.measure(job, installed, TUNE, point=True).nll
     validation = kind.measure(job, installed, job.split)
-    for name, record in kind.extra_files(validation).items():
+    if not job.trial:
+        train_nll = kind.measure(job, installed, "train").nll
+    return MeasuredStep(step, tune_nll, train_nll, validation)
+
+
+def _earlier_best_step(job: Job, last: MeasuredStep) -> int | None:
+    """Return the best step whose weights a run keeps; None if that is the last one."""
+    if not keeps_best(job) or last.tune_nll is None:
+        return None
+    best = lowest_step(tuning_losses(job.folder) | {last.step: last.tune_nll}, job.spec)
+    if best is None or best == last.step or not weights_path(job.folder, best).exists():
+        return None
+    return best
+
+
+def _conclude(job: Job, kind: Kind, trained: TrainedModel, measured: MeasuredRun) -> Outcome:
+    """Write the files of a measured model, the model and the result, in this order."""
+    installed = trained.installed
+    for name, record in kind.extra_files(measured.selected.validation).items():
         write_json(job.folder / name, record)
-    result = _result(job, kind, trained, validation)
+    result = _result(job, kind, trained, measured)
     outcome = Outcome(result, direct_path(installed, list(job.measured_ids)))
     _save_models(job, installed)
     write_json(job.folder / RESULT, to_record(outcome))
@@ -437,14 +529,14 @@ def _conclude(job: Job, kind: Kind, trained: TrainedModel) -> Outcome:
     return outcome
 
 
-def _result(job: Job, kind: Kind, trained: TrainedModel, validation: MeasuredSplit) -> RunResult:
-    """Gather the figures of a trained model; a trial measures no training text."""
+def _result(job: Job, kind: Kind, trained: TrainedModel, measured: MeasuredRun) -> RunResult:
+    """Gather the figures of a trained model."""
     start, installed = trained.start, trained.installed
     assert start is not None, "the process that writes the result measured the start"
     seen, count = kind.tokens_seen(job), kind.parameters(installed)
-    train_nll, tokens_per_second = math.nan, math.nan
-    if not job.trial:
-        train_nll = kind.measure(job, installed, "train").nll
+    selected, validation = measured.selected, measured.selected.validation
+    curve = _curve(job.folder / METRICS, seen)
+    tokens_per_second = math.nan
     if trained.seconds:
         tokens_per_second = seen[-1] / len(seen) * trained.timed_steps / trained.seconds
     weights = {p: p.numel() * p.element_size() for p in installed.model.parameters()}
@@ -453,7 +545,7 @@ def _result(job: Job, kind: Kind, trained: TrainedModel, validation: MeasuredSpl
         arm=job.arm,
         seed=job.seed,
         steps=job.settings.steps,
-        train_nll=train_nll,
+        train_nll=selected.train_nll,
         heldout_nll=validation.nll,
         perplexity=math.exp(min(validation.nll, 700)),
         bits_per_byte=_bits_per_byte(job, validation),
@@ -464,7 +556,7 @@ def _result(job: Job, kind: Kind, trained: TrainedModel, validation: MeasuredSpl
         tokens_per_second=tokens_per_second,
         seconds=trained.seconds,
         learning_rate=job.settings.learning_rate,
-        curve=_curve(job.folder / METRICS, seen),
+        curve=curve,
         trainable_parameters=sum(p.numel() for p in learned),
         training_bytes=sum(weights.values()) + (1 + kind.moments(job)) * sum(weights[p] for p in learned),
         shares=validation.shares,
@@ -472,7 +564,46 @@ def _result(job: Job, kind: Kind, trained: TrainedModel, validation: MeasuredSpl
         init_std=start.init_std,
         predicted_initial_nll=start.predicted_nll,
         initial_nll=start.nll,
+        **_selection(job, kind, measured),
     )
+
+
+class Selection(TypedDict):
+    """Fields of a result about the step whose model the run keeps."""
+
+    selected_step: int | None
+    tune_nll: float | None
+    lowest_tuning_step: int | None
+    last: LastStep | None
+
+
+def _selection(job: Job, kind: Kind, measured: MeasuredRun) -> Selection:
+    """Return the fields about the selected step.
+
+    All are None if the kind chose the weights itself.
+    """
+    if kind.selects_weights(job.settings):
+        return {"selected_step": None, "tune_nll": None, "lowest_tuning_step": None, "last": None}
+    selected, last = measured.selected, measured.last
+    return {
+        "selected_step": selected.step,
+        "tune_nll": selected.tune_nll,
+        "lowest_tuning_step": _lowest_tuning_step(job, last),
+        "last": _last_step(job, last),
+    }
+
+
+def _lowest_tuning_step(job: Job, last: MeasuredStep) -> int | None:
+    """Return the step of the curve, or the last step, with the lowest tuning loss."""
+    losses = tuning_losses(job.folder)
+    if last.tune_nll is not None:
+        losses[last.step] = last.tune_nll
+    return lowest_step(losses, job.spec)
+
+
+def _last_step(job: Job, last: MeasuredStep) -> LastStep:
+    """Return the losses of a run's last step as its result has them."""
+    return LastStep(last.tune_nll, last.train_nll, last.validation.nll, _bits_per_byte(job, last.validation))
 
 
 def _bits_per_byte(job: Job, validation: MeasuredSplit) -> float:

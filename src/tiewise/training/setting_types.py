@@ -32,6 +32,7 @@ class SharedSettings(TypedDict, total=False):
     weight_decay: float
     init: float | None
     match: str
+    select: str | None
     tune: bool
     bf16: bool
     activation_checkpointing: bool

@@ -24,6 +24,7 @@ from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import RUN
 from tiewise.core.written_options import written_option
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
+from tiewise.training.step_names import BEST, LAST
 from tiewise.training.tracker_names import read_tracker_names
 
 FILE = "run.yaml"
@@ -101,6 +102,7 @@ class Settings:
     weight_decay: float = 0.1
     init: float | None = None
     match: str = "width"
+    select: str | None = None  # step whose model a run keeps, best or last; None: best in a comparison, else last
     tune: bool = False
     bf16: bool = False
     activation_checkpointing: bool = False
@@ -130,20 +132,23 @@ class Settings:
         self._check_values()
         self._check_heads()
         trackers = read_tracker_names(self.report_to)
+        select = self.select
+        if select is None:
+            select = BEST if self.seed is None else LAST
         if self.seed is not None:
             self._check_single_run()
         specs = self.specs()
         backend, kind_options = RUN, None
         if self.run_kind != DECODER:
             kind = find_kind(self.run_kind)
-            backend, kind_options = kind.backend, kind.check(replace(self, report_to=trackers))
+            backend, kind_options = kind.backend, kind.check(replace(self, report_to=trackers, select=select))
         for spec in specs.values():
             spec.require(backend)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
         if self.minutes is None:  # minutes become steps later, and the settings are checked again then
             self._check_schedules(specs)
-        return replace(self, arms=tuple(specs), kind_options=kind_options, report_to=trackers)
+        return replace(self, arms=tuple(specs), kind_options=kind_options, report_to=trackers, select=select)
 
     def _check_values(self) -> None:
         """Raise RunError for a setting out of its range."""
@@ -158,6 +163,8 @@ class Settings:
         require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
         require_choice(self, "match", ("width", "parameters", "flops"))
         require_choice(self, "split", (RANDOM, CONTIGUOUS))
+        if self.select is not None:
+            require_choice(self, "select", (BEST, LAST))
         require_choice(self, "backend", ("torch", "flax"))
 
     def _check_heads(self) -> None:
@@ -195,8 +202,11 @@ class Settings:
 
     @classmethod
     def load(cls, path: Path) -> Settings:
-        """Read a `run.yaml`; raises as `read_yaml` and `of`."""
-        return cls.of(read_yaml(path), str(path))
+        """Read a `run.yaml`; raises as `read_yaml` and `of`.
+
+        A run of an older version, which had no choice, keeps its last step.
+        """
+        return cls.of({"select": LAST} | read_yaml(path), str(path))
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str = "the settings", sources: Mapping[str, str] = {}) -> Settings:

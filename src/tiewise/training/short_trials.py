@@ -215,7 +215,10 @@ def short_steps(settings: Settings) -> int:
 
 
 def make_trial(job: Job, folder: Path) -> Job:
-    """Return the trial of a job: a quarter of its steps, measured on the tuning split."""
+    """Return the trial of a job: a quarter of its steps, measured on the tuning split.
+
+    Like every trial it keeps its last step.
+    """
     steps, spec = short_steps(job.settings), job.spec
     change = spec.tie_at or spec.untie_at or 0
     if change >= steps:  # the boundary does not change within the trial

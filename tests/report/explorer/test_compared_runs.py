@@ -34,7 +34,7 @@ def write_unfinished(folder, arms=("tied", "factored:64"), *, seeds=2, **more):
     for seed, steps in ((1, 5), (2, 3)):
         own = folder / folder_name(arms[0]) / f"seed-{seed}"
         own.mkdir(parents=True)
-        lines = [json.dumps({"step": 10 * i, "train_nll": 9 - i, "heldout_nll": 9.5 - i}) for i in range(1, steps + 1)]
+        lines = [json.dumps({"step": 10 * i, "train_nll": 9 - i, "tune_nll": 9.5 - i}) for i in range(1, steps + 1)]
         (own / METRICS).write_text("\n".join([*lines, '{"step": 9']))
     (own / RESULT).write_text("{}")
     return folder
@@ -70,13 +70,13 @@ def test_curves_show_the_mean_over_seeds_on_a_shared_or_separate_scale(visit, pa
     assert len(set(one := page.evaluate(scales))) == 1 < len(one) == 3
     page.get_by_role("button", name="A scale for each").click()
     assert len(set(page.evaluate(scales))) > 1
-    for measure, value in (("Validation loss", "heldout_nll"), ("Training loss", "train_nll"), ("Cosine", "cosine")):
+    for measure, value in (("Loss on tuning text", "tune_nll"), ("Training loss", "train_nll"), ("Cosine", "cosine")):
         page.get_by_role("button", name=measure).click()
         legend = page.locator("figure", has_text="small").locator(".legend").first.locator("b").all_inner_texts()
         last = [[getattr(run.curve[-1], value) for run in SMALL.of(arm)] for arm in SMALL.arms]
         assert legend == [plain(statistics.fmean(of), 4) for of in last if of[0] is not None]
     page.get_by_role("button", name="Minus the reference").click()
-    tied, untied = (statistics.fmean(run.curve[-1].heldout_nll for run in SMALL.of(arm)) for arm in ("tied", "untied"))
+    tied, untied = (statistics.fmean(run.curve[-1].tune_nll for run in SMALL.of(arm)) for arm in ("tied", "untied"))
     assert page.locator(".legend b").first.inner_text() == plain(untied - tied, 4)
     assert "r.measure=ahead" in page.url
 
@@ -93,7 +93,7 @@ def test_arm_has_one_colour_in_every_run_and_page_shows_markup_as_text(visit, tm
 
 def test_page_shows_the_verdict_of_runs_with_missing_or_diverged_curves(visit, tmp_path):
     bare = complete(replace(SMALL, runs=[replace(run, curve=[]) for run in SMALL.runs]))
-    lost = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=float("nan"))]
+    lost = [CurvePoint(1, 1, tune_nll=5.0), CurvePoint(2, 2, tune_nll=float("nan"))]
     nan = complete(replace(LARGE, runs=[replace(run, heldout_nll=float("nan"), curve=lost) for run in LARGE.runs]))
     for name, comparison in (("bare", bare), ("nan", nan), ("albert", albert_comparison())):
         page = visit(path=explore(write_run(tmp_path / name, comparison)).write(tmp_path / f"{name}.html")).page

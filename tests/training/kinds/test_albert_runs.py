@@ -72,8 +72,8 @@ def test_albert_run_lowers_loss_and_saves_metrics_and_model(objective, settings,
     assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
     assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.02)
     line, said = read_lines(tmp_path / METRICS)[-1], read_json(tmp_path / ACCURACIES)
-    paired = {"pair_nll", "pair_accuracy", "heldout_pair_nll", "heldout_pair_accuracy"}
-    assert {"train_nll", "heldout_nll", "heldout_accuracy", "path_a", "path_b"} <= line.keys()
+    paired = {"pair_nll", "pair_accuracy", "tune_pair_nll", "tune_pair_accuracy"}
+    assert {"train_nll", "tune_nll", "tune_accuracy", "path_a", "path_b"} <= line.keys()
     assert (paired <= line.keys()) == (objective != "none")
     assert said["tokens"]["nll"] == found.heldout_nll
     assert said["pairs"].keys() == {"sop", "nsp"}

@@ -179,7 +179,7 @@ def test_resumed_recurrent_run_matches_uninterrupted_run(variant, held, job, int
         assert (tmp_path / "cut" / f"checkpoint-{step}" / "carried.pt").is_file()
     resumed = train(job(chosen, tmp_path / "cut"))
     assert differing_fields(resumed.result, whole.result) <= {"curve"}
-    left, right = ([p.heldout_nll for p in run.result.curve if p.step > 33] for run in (resumed, whole))
+    left, right = ([p.tune_nll for p in run.result.curve if p.step > 33] for run in (resumed, whole))
     assert left == right
     assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json"}
 

@@ -1,6 +1,7 @@
 """Tests of encoder-decoder runs against transformers' classes with three separate tables."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_seq2seq_run_lowers_loss_and_saves_equivalent_model(model, arm, job, tmp
     assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.05)
     assert found.shares["masked"].nll == pytest.approx(found.heldout_nll)
     assert found.unigram_nll < np.log(made.text.vocab)
-    assert {"train_nll", "heldout_nll", "path_a", "path_b"} <= read_lines(tmp_path / METRICS)[-1].keys()
+    assert {"train_nll", "tune_nll", "path_a", "path_b"} <= read_lines(tmp_path / METRICS)[-1].keys()
 
     plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / ("dense" if "factored" in arm else "final"))
     own = tiewise.load(tmp_path / "final")
@@ -219,9 +220,12 @@ def test_accumulated_seq2seq_micro_batches_match_one_batch(job, tmp_path):
 
 
 def test_evaluated_tokens_estimates_number_of_measured_tokens(job):
-    made = job(measured=200)
-    point, last = (KIND.measure(made, KIND.build(made), "heldout", point=point).tokens for point in (True, False))
-    assert KIND.evaluated_tokens(made) == pytest.approx((1 + 12) * point + 2 * last, rel=0.1)
+    made = job(measured=200, select="last")
+    start, last = (KIND.measure(made, KIND.build(made), "heldout", point=point).tokens for point in (True, False))
+    point = KIND.measure(made, KIND.build(made), "tune", point=True).tokens
+    assert KIND.evaluated_tokens(made) == pytest.approx(start + 12 * point + 2 * last, rel=0.1)
+    best = replace(made, settings=replace(made.settings, select="best"))  # measures the last step, too
+    assert KIND.evaluated_tokens(best) == pytest.approx(start + 13 * point + 4 * last, rel=0.1)
 
 
 NOT_PLAIN = ("factored:4+encoder=apart", "tied+bias+encoder=apart", "tied+untie_at=3+encoder=apart")

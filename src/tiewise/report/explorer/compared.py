@@ -25,7 +25,7 @@ from tiewise.report.training_curves import (
     COSINE,
     OUTPUT_SHARE,
     TRAINING,
-    VALIDATION,
+    TUNING,
     Moments,
     moments_of,
     over_training,
@@ -36,7 +36,7 @@ from tiewise.training.results import CurvePoint, Difference
 from tiewise.training.settings import FILE, read_yaml
 
 MEASURES = {
-    "validation": VALIDATION,
+    "tuning": TUNING,
     "ahead": AHEAD,
     "training": TRAINING,
     "share": OUTPUT_SHARE,
@@ -44,7 +44,8 @@ MEASURES = {
 }
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
 MOST_POINTS = 400  # maximum number of points of a curve, evenly spaced
-FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # fields of a line of metrics and of a `CurvePoint`
+# fields of a line of metrics and of a `CurvePoint`
+FIELDS = ("train_nll", "tune_nll", "heldout_nll", "path_a", "path_b", "cosine")
 
 
 def is_comparison(path: Path) -> bool:

@@ -31,6 +31,7 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import ALBERT_RUN
 from tiewise.core.written_options import written_option
 from tiewise.planning.first_loss import first_step
+from tiewise.training.best_step import TUNE, TUNE_NLL
 from tiewise.training.built_models import TABLES
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.data.sentence_pairs import OBJECTIVES, Packing
@@ -44,7 +45,7 @@ from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
 ACCURACIES = "pretraining.json"  # file of a run: accuracies on tokens and pairs, with intervals
-CURVE_ROWS = 64  # validation rows per point of a curve
+CURVE_ROWS = 64  # tuning rows per point of a curve
 SAMPLE = 256  # predicted tokens of a micro-batch for the logged training accuracy
 _BATCH = 16  # rows of a forward pass of an evaluation
 MEASURED_SEED = 20_191  # seed of the evaluated rows, the same for all arms and seeds
@@ -160,7 +161,7 @@ class Alberts(Kind):
         for arm in s.specs():
             arm_config(s, arm, 8)
         text = add_marks(prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, apart=True))
-        for split in ("heldout", "train"):
+        for split in ("heldout", "tune", "train"):
             try:
                 rows = make_rows(s, text, split, seed=1)
             except DataError as error:
@@ -213,11 +214,11 @@ class Alberts(Kind):
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
         """Measure the run's objective, with accuracies."""
-        split = self.measure(job, installed, job.split, point=True)
+        split = self.measure(job, installed, TUNE, point=True)
         tokens, *pairs = split.shares.values()
-        values = {"heldout_nll": split.nll, "heldout_accuracy": tokens.share}
+        values = {TUNE_NLL: split.nll, "tune_accuracy": tokens.share}
         for pair in pairs:
-            values |= {"heldout_pair_nll": pair.nll, "heldout_pair_accuracy": pair.share}
+            values |= {"tune_pair_nll": pair.nll, "tune_pair_accuracy": pair.share}
         return values
 
     def parameters(self, installed: Installed) -> dict[str, int]:

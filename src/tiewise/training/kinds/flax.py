@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from flax import nnx
 from safetensors.numpy import save
+from torch import nn
 
 from tiewise.boundary.flax.models import FlaxDecoder
 from tiewise.boundary.flax.parameter_files import read
@@ -27,6 +28,7 @@ from tiewise.boundary.installation import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync_to_disk, write_atomically
 from tiewise.core.spec_options import FLAX_RUN
+from tiewise.training.best_step import TUNE, TUNE_NLL, keep_if_best, keeps_best, write_weights
 from tiewise.training.folder import METRICS, add_line, keep_lines, read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.settings import DECODER, Settings
@@ -79,27 +81,44 @@ class FlaxDecoders(Decoders):
                 if point is not None:
                     nll = point.train_nll
                     add_line(metrics, self._line(job, fitting, point))
+                    if keeps_best(job):
+                        _keep_if_best(job, fitting, torch_model)
                 job.report_progress(fitting.step, nll)
                 if interrupt.pressed or fitting.step % (4 * logging_window(settings.steps)) == 0:
                     save_checkpoint(fitting, job.folder)
                 if interrupt.pressed:
                     raise Interrupted(str(job.folder))
-        state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
-        torch_model.load_state_dict(state, strict=False)  # lacks a tied head; `load_named` checked the names
+        _copy_weights(fitting, torch_model)
         return fitting.timed, fitting.seconds
 
     def _line(self, job: Job, fitting: Fitting, point: TrainingPoint) -> dict[str, Any]:
         """Return the line of `metrics.jsonl` for a point of the curve.
 
-        A trial has no held-out loss.
+        A trial has no tuning loss.
         """
         line: dict[str, Any] = {"step": point.step, "train_nll": point.train_nll}
         if not job.trial:
-            heldout_tokens = job.text.split(job.split)
-            losses, _ = token_losses(fitting.model, heldout_tokens, job.settings.length, self.curve_blocks)
-            line["heldout_nll"] = float(losses.mean())
+            losses, _ = token_losses(fitting.model, job.text.split(TUNE), job.settings.length, self.curve_blocks)
+            line[TUNE_NLL] = float(losses.mean())
         paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
         return line | {name: value for name, value in paths.items() if not math.isnan(value)}
+
+
+def _keep_if_best(job: Job, fitting: Fitting, torch_model: nn.Module) -> None:
+    """Keep the weights of this step if it is the best one so far."""
+
+    def write(path: Path) -> None:
+        """Write the weights as PyTorch's model has them."""
+        _copy_weights(fitting, torch_model)
+        write_weights(torch_model.state_dict(), path)
+
+    keep_if_best(job, fitting.step, write)
+
+
+def _copy_weights(fitting: Fitting, torch_model: nn.Module) -> None:
+    """Copy the weights of JAX's model to PyTorch's."""
+    state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
+    torch_model.load_state_dict(state, strict=False)  # lacks a tied head; `load_named` checked the names
 
 
 def make_fitting(job: Job, torch_model: Any) -> Fitting:

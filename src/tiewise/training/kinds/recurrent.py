@@ -40,6 +40,7 @@ from tiewise.training.models.rnn import RNNConfig, State, detached
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind
 from tiewise.training.settings import Settings, recipe
+from tiewise.training.step_names import LAST
 from tiewise.training.streams import Steps, measure_streams
 from tiewise.training.trainer import CheckpointedCallback, Job, TiewiseTrainer
 
@@ -245,11 +246,12 @@ class RecurrentModels(Kind):
 
     where = "in a recurrent run"
     options = RecurrentOptions
-    defaults: Mapping[str, object] = {"steps": ALL, "model": "lstm"}
+    defaults: Mapping[str, object] = {"steps": ALL, "model": "lstm", "select": LAST}
     lacks: Mapping[str, tuple[object, str]] = {
         "minutes": (None, _SHORTER),
         "match": ("width", _SHORTER),
         "tune": (False, _SHORTER),
+        "select": (LAST, "use --set keep=best, which keeps the best epoch by the validation file"),
         "train_tokens": (None, "leave it out, or give a shorter corpus"),
         "split": (RANDOM, "leave it out: the corpus has a file for each"),
         "accumulate": (1, "use --set batch for more streams: they carry their state from step to step"),
@@ -272,6 +274,10 @@ class RecurrentModels(Kind):
         if len(settings.text) != 1:
             raise RunError(f"{len(settings.text)} corpora for a recurrent run", "name one folder")
         return options
+
+    def selects_weights(self, settings: Settings) -> bool:
+        """Return whether the run keeps the best epoch."""
+        return RecurrentOptions.of(settings).keep == "best"
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read the words of the corpus."""

@@ -27,6 +27,7 @@ from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
 from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 from tiewise.training.settings import DECODER, Settings
+from tiewise.training.step_names import BEST
 from tiewise.training.study.grid import StudyGrid
 
 TABLE = "sweep"  # name of the table's files, .csv and .parquet
@@ -243,6 +244,7 @@ def command_for(settings: Settings, out: str) -> str:
     It does not depend on the recipe or grid that they came from.
     """
     defaults = {**flat_settings(Settings.of({"kind": settings.kind})), "kind": DECODER}
+    defaults["select"] = defaults["select"] or BEST
     words = ["tiewise", "compare", "--arms", ",".join(settings.arms)]
     for name, value in flat_settings(settings).items():
         if name not in ("arms", "recipe") and value != defaults[name]:
@@ -254,6 +256,6 @@ def _option(name: str, value: Any) -> list[str]:
     """Return the words of a command line that set a setting's value."""
     if name == "text":
         return [word for text in value for word in ("--text", text)]
-    if name in ("seeds", "steps", "tokenizer", "model", "match", "split"):
+    if name in ("seeds", "steps", "tokenizer", "model", "match", "split", "select"):
         return [f"--{name}", str(value)]
     return ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]

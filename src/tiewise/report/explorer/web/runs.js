@@ -5,7 +5,7 @@ import { plain } from "./numbers.js";
 import { facts, follow, keep, readChoice } from "./state.js";
 
 const MEASURE_NAMES = {
-  validation: "Validation loss", ahead: "Minus the reference", training: "Training loss", share: "Head path's share",
+  tuning: "Loss on tuning text", ahead: "Minus the reference", training: "Training loss", share: "Head path's share",
   cosine: "Cosine of both paths",
 };
 const SCALES = { one: "One scale for all", own: "A scale for each" };
