@@ -193,11 +193,15 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
 
 
 def _head_module(facts: Facts, maps: _BoundaryMaps) -> str:
-    """Return the head's module: by the output map, else the stored head, else the class."""
+    """Return the head's module: by the output map, else the stored head, else the class.
+
+    It has its name in a saved file. transformers renames the head of some composite models when it saves them, and
+    leaves the name of the map.
+    """
     if len(maps.head_modules) > 1:
         raise _wrong(facts, f"it has {len(maps.head_modules)} output maps")
     if maps.head_modules:
-        return next(iter(maps.head_modules))
+        return module_of(facts.saved_name(f"{next(iter(maps.head_modules))}.weight"))[0]
     output = facts.roles.output
     name = facts.roles.output_name if output is None else output.name
     if name is None:

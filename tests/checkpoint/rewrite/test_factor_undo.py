@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, tensors, truncated
 from safetensors.torch import save_file
+from tests.checkpoint import saved_models
 from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise.hf
@@ -178,3 +180,36 @@ def test_undo_refuses_softcap_and_bias_without_force(option, words, tmp_path):
     assert "lm_head.bias" not in tensors(tmp_path / "b")
     loaded = plain_class(model).from_pretrained(tmp_path / "b")
     assert ends(loaded)[1].weight.shape == (V, 16)
+
+
+COMPOSITES = ["LlavaForConditionalGeneration"]
+COMPOSITES += [
+    pytest.param(f"{name}ForConditionalGeneration", marks=pytest.mark.slow)
+    for name in ("Idefics3", "Mistral3", "AyaVision", "PaliGemma", "Gemma3")
+]
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_undo_of_a_composite_model_gives_tables_that_its_class_loads(tmp_path, name, tied):
+    saved_models.tiny(name, tied).save_pretrained(tmp_path / "plain")
+    plain_class = getattr(transformers, name)
+    model = plain_class.from_pretrained(tmp_path / "plain")  # a loaded model renames tensors when it is saved
+    tiewise.install(model, "factored:3" if tied else "factored-untied:3")
+    model.save_pretrained(tmp_path / "a")
+    ids = torch.arange(3, 23).reshape(2, 10)
+    before = logits(tiewise.hf.load(tmp_path / "a").eval(), ids)
+    factor(tmp_path / "a", tmp_path / "b", undo=True)
+    back, info = plain_class.from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values())
+    torch.testing.assert_close(logits(back.eval(), ids), before, atol=2e-5, rtol=1e-5)
+    stored = {key: value.double() for key, value in tensors(tmp_path / "a").items()}
+    in_map, out_map = (
+        next(value for key, value in stored.items() if part in key) for part in (".in_map.", ".out_map.")
+    )
+    table = back.get_input_embeddings().weight.double()
+    narrow = [value for key, value in stored.items() if value.shape == (len(table), 3)]
+    assert len(narrow) == (1 if tied else 2)
+    assert any(torch.allclose(table, one @ in_map.T, atol=1e-6, rtol=1e-6) for one in narrow)
+    head = back.get_output_embeddings().weight.double()
+    assert any(torch.allclose(head, one @ out_map, atol=1e-6, rtol=1e-6) for one in narrow)
