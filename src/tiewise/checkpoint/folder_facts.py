@@ -74,6 +74,17 @@ class FolderFacts:
         return self.config.get("model_type") == TIEWISE_TYPE
 
     @property
+    def boundary_level(self) -> str | None:
+        """Return the dotted path of the config's level with model_type "tiewise"; None without one.
+
+        It is "" for a model of tiewise, and "decoder" for a composite model whose decoder has a boundary.
+        """
+        for path, level in self.levels.items():
+            if level.get("model_type") == TIEWISE_TYPE:
+                return path
+        return None
+
+    @property
     def is_complete(self) -> bool:
         """Return whether every file of tensors was read. Otherwise a tensor may only seem absent."""
         for fault in self.folder.faults:

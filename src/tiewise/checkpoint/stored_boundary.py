@@ -174,8 +174,10 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
 
 def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
     """Return the spec in the config, and the names (`_BoundaryMaps.names`) of the maps that it needs."""
-    written = facts.config.get(SPEC)
-    if not facts.is_tiewise_type or not isinstance(written, str):
+    written = None
+    if facts.boundary_level is not None:
+        written = facts.levels[facts.boundary_level].get(SPEC)
+    if not isinstance(written, str):
         remedy = "this is for checkpoints whose model_type is tiewise"
         raise CheckpointError(f"{facts.path}: its tables are plain already", remedy)
     width = facts.text.hidden_size or facts.claims.deciding.hidden_size or 2**62

@@ -213,3 +213,31 @@ def test_undo_of_a_composite_model_gives_tables_that_its_class_loads(tmp_path, n
     assert any(torch.allclose(table, one @ in_map.T, atol=1e-6, rtol=1e-6) for one in narrow)
     head = back.get_output_embeddings().weight.double()
     assert any(torch.allclose(head, one @ out_map, atol=1e-6, rtol=1e-6) for one in narrow)
+
+
+@pytest.mark.parametrize("spec", ["factored:3", "factored-untied:3", "spd"])
+def test_undo_of_a_decoder_with_a_boundary_inside_a_composite_gives_its_logits(tmp_path, spec):
+    """Such a folder is loaded by no class: transformers builds the decoder from its type `tiewise`."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 37}
+    torch.manual_seed(0)
+    bert = transformers.BertConfig(
+        vocab_size=99, **sizes, initializer_range=0.5, is_decoder=True, add_cross_attention=True
+    )
+    decoder = transformers.BertLMHeadModel(bert)
+    tiewise.install(decoder, spec)
+    encoder = transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **sizes))
+    model = transformers.VisionEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 8, 8), "decoder_input_ids": torch.arange(3, 23).reshape(2, 10)}
+    with torch.no_grad():
+        before = model(**inputs).logits
+    model.save_pretrained(tmp_path / "a")
+    factor(tmp_path / "a", tmp_path / "b", undo=True)
+    made = config_of(tmp_path / "b")["decoder"]
+    assert made["model_type"] == "bert"
+    assert made.get("architectures") == config_of(tmp_path / "a")["decoder"].get("architectures")
+    assert "tiewise" not in (tmp_path / "b" / "config.json").read_text()
+    back, info = transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values())
+    with torch.no_grad():
+        torch.testing.assert_close(back.eval()(**inputs).logits, before, atol=1e-4, rtol=1e-5)
+    assert before.abs().max() > 1

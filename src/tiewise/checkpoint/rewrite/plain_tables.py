@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX
+from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX, dotted_path
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.numeric_ends import TiedNames, find_tied_names
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_movement, same_pieces
@@ -66,11 +66,16 @@ def _require_matrix(facts: Facts, spec: BoundarySpec, force: bool) -> None:
 
 def _family(facts: Facts) -> str:
     """Return the `model_type` of the plain model."""
-    family = facts.config.get(BASE_TYPE)
+    family = _level(facts).get(BASE_TYPE)
     if not isinstance(family, str):
         remedy = f"write {BASE_TYPE} into it, for example llama"
         raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", remedy)
     return family
+
+
+def _level(facts: Facts) -> Mapping[str, Any]:
+    """Return the level of the config that describes the boundary."""
+    return facts.levels[facts.boundary_level or ""]
 
 
 def _before_and_after(end: Dense) -> tuple[TableRows, TableRows] | None:
@@ -197,8 +202,12 @@ class _PlainCheckpoint:
 
     def config(self, family: str) -> dict[str, Any]:
         """Return the changes of config.json: the plain class replaces the boundary."""
-        classes = _plain_classes(self.facts.config)
-        config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": classes}
+        changes: dict[str, Any] = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE}
+        classes = _level(self.facts).get("architectures")
+        if isinstance(classes, list):
+            changes["architectures"] = _plain_classes(classes)
+        level = self.facts.boundary_level or ""
+        config = {dotted_path(level, key): value for key, value in changes.items()}
         if self.writes_flag:
             config |= flag_changes(self.facts, self.is_tied)
         return config
@@ -218,11 +227,8 @@ class _PlainCheckpoint:
         return notes
 
 
-def _plain_classes(config: Mapping[str, Any]) -> list[Any]:
+def _plain_classes(classes: list[Any]) -> list[Any]:
     """Return the class names of a config, without the prefix of tiewise's classes."""
-    classes = config.get("architectures")
-    if not isinstance(classes, list):
-        return []
     plain = []
     for name in classes:
         if isinstance(name, str):
