@@ -1,7 +1,7 @@
 """Write the reference pages: of the command line from its options, of the API from docstrings.
 
 python tools/make_reference.py           writes docs/reference-cli.md, docs/reference-api.md, docs/reference-rules.md,
-                                         and the list in checkpoint/rules/__init__.py
+                                         the list in checkpoint/rules/__init__.py, and a table in docs/loss.md
 python tools/make_reference.py --hold    writes nothing, and exits with 1 if a page differs from what it would write
 """
 
@@ -15,12 +15,14 @@ from importlib import import_module
 from pathlib import Path
 
 import tiewise
+from tiewise.boundary.ops.backend_coverage import COLUMNS, list_coverage
 from tiewise.checkpoint.rules.rule import rules, rules_by_subject
 from tiewise.cli.commands import commands
 from tiewise.cli.main import click_command
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
+TABLE_NOTICE = "<!-- made by `python tools/make_reference.py` -->"
 INDEX_NOTE = "# `tools/make_reference.py` writes this list. Look here before you write a rule: it may be one of these."
 NAMESPACES = {  # package → title and first sentence of its part of the page
     "tiewise": ("Top level", "The names of daily use."),
@@ -160,11 +162,27 @@ def rule_index() -> Iterator[str]:
 
 
 RULES = Path(tiewise.__file__).parent / "checkpoint" / "rules"
+
+
+def loss_page() -> Iterator[str]:
+    """Yield the lines of `docs/loss.md`, with the table of the backends as they are now."""
+    lines = (DOCS / "loss.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index(TABLE_NOTICE) + 2
+    end = lines.index("", start)
+    yield from lines[:start]
+    yield f"| | {' | '.join(f'`{name}`' for name in COLUMNS)} |"
+    yield "|---" * (len(COLUMNS) + 1) + "|"
+    for row in list_coverage():
+        yield f"| {row.name} | {' | '.join('yes' if name in row.backends else 'no' for name in COLUMNS)} |"
+    yield from lines[end:]
+
+
 PAGES = {
     DOCS / "reference-cli.md": cli,
     DOCS / "reference-api.md": api,
     DOCS / "reference-rules.md": rule_page,
     RULES / "__init__.py": rule_index,
+    DOCS / "loss.md": loss_page,
 }
 
 
@@ -172,7 +190,9 @@ def main() -> None:
     """Write the pages, or list those that differ from the code."""
     outdated = []
     for path, lines in PAGES.items():
-        text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines())).rstrip() + "\n"
+        text = "\n".join(lines()).rstrip() + "\n"
+        if lines is not loss_page:  # its examples have blank lines of their own
+            text = re.sub(r"\n{3,}", "\n\n", text)
         if "--hold" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:

@@ -36,6 +36,7 @@ from tiewise.core.backends import LossOptions
 log = logging.getLogger(__name__)
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+LACKS = {"logits": "rounds logits, and logits='fp32' asks for exact ones"}  # option → what a refusal says
 COMPILER = "inductor"
 ANNOUNCED = (
     "the loss compiles the steps between its products: seconds, once for each set of options;"

@@ -491,8 +491,9 @@ def _missing_for_step(name: str, used: list[str], tensors: LossTensors, product_
     device = tensors.features.device
     if name == COMPILE and not _has_kernels(device):
         return f"runs on a GPU, and the features are on a {device.type}"
-    if name == COMPILE and "logits" in used:
-        return "rounds logits, and logits='fp32' asks for exact ones"
+    for option, refusal in STEPS[name].LACKS.items():
+        if option in used:
+            return str(refusal)
     missing: str = STEPS[name].missing_support(tensors, product_dtype)
     return missing
 
