@@ -169,6 +169,11 @@ CASES = [
         **{"layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 2},
         **{"tie_word_embeddings": True, "n_mamba_heads": 4, "mamba_ngroups": 2, "adapter_rank": 6},
     ),
+    case(  # of five adapters [48, 6] and [6, 80], three are used
+        *("a block for each layer", "zamba2"),
+        **{"layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 2},
+        **{"n_mamba_heads": 4, "mamba_ngroups": 2, "adapter_rank": 6, "unused": 2 * (48 * 6 + 6 * 80)},
+    ),
     case(
         *("adapters of attention, tied", "zamba2"),
         **{"layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid", "linear_attention"]},

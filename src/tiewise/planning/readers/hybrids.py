@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from tiewise.planning.architecture import Architecture, Count, Heads, elementwise, feed_forward, linear, norm
@@ -254,6 +255,9 @@ def _zamba2(config: Config) -> Architecture:
 def _zamba2_blocks(config: Config, hybrid: int) -> Count:
     """Count the shared blocks: attention over a state twice as wide, and a feed-forward part.
 
+    The flag ties the layers to the blocks. An untied model has a block for each layer, with the adapters of all layers
+    that would share it.
+
     Args:
         config: the model's config.
         hybrid: number of layers that apply a block; each of them has separate adapters.
@@ -268,4 +272,8 @@ def _zamba2_blocks(config: Config, hybrid: int) -> Count:
     if config.flag("use_shared_attention_adapter"):
         adapters += (linear(wide, rank) + linear(rank, wide)).times(3)
     blocks = min(hybrid, config.size("num_mem_blocks"))
-    return block.times(blocks, hybrid) + adapters.times(hybrid)
+    if config.flag("tie_word_embeddings"):
+        return block.times(blocks, hybrid) + adapters.times(hybrid)
+    layers_of_block = Counter(layer % blocks for layer in range(hybrid))
+    stored_adapters = sum(count**2 for count in layers_of_block.values())
+    return block.times(hybrid) + adapters.times(stored_adapters, hybrid)
