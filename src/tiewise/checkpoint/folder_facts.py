@@ -121,6 +121,18 @@ class FolderFacts:
         return self.claims.tied
 
     @property
+    def lookup_table(self) -> Stored | None:
+        """Return the plain table that token ids index.
+
+        It is the stored input table, or the only table of a tied model, stored under the head's name. None: it is
+        quantised or not stored.
+        """
+        roles = self.roles
+        if roles.input is not None or roles.output is None or self.tied is not True:
+            return roles.plain_input_table
+        return None if roles.is_packed(roles.output) else roles.output
+
+    @property
     def is_without_tokens(self) -> bool:
         """Return whether the architecture data covers the class and lists no token table for it."""
         return without_tokens(family_type(self.config), architecture(self.config))

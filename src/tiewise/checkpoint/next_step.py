@@ -23,6 +23,7 @@ class NextStep:
 def next_step(audit: Audit) -> NextStep:
     """Return the command that repairs the most severe findings without a decision of the user.
 
+    Safe repairs come first: other commands may need the names that they correct.
     Every error must have such a command, because a folder of which one error remains stays broken. Without errors,
     the first warning with a command decides. Notes need no repair.
     """
@@ -33,7 +34,7 @@ def next_step(audit: Audit) -> NextStep:
     undecided = [finding for finding in errors if not runnable_command(finding)]
     if undecided:
         return NextStep("", _why(undecided[0]))
-    for finding in errors or causes:
+    for finding in sorted(errors or causes, key=lambda finding: not finding.safe):
         command = runnable_command(finding)
         if command:
             return NextStep(command, "")

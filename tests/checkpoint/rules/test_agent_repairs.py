@@ -13,16 +13,19 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from test_rules_integrity import FIRES as INTEGRITY
 from test_rules_quantised import FIRES as QUANTISED
 from test_rules_token_tables import BROKEN as TOKEN_TABLES
 from test_rules_tying import FIRES as TYING
 from test_rules_types_and_rows import FIRES as TYPES_AND_ROWS
 from tests.answers.faults import FAULTS
-from tiny_checkpoints import written
+from tiny_checkpoints import V, bpe_tokenizer, table, written
 from typer.testing import CliRunner
 
+from tiewise.checkpoint.claims import FLAG
 from tiewise.cli.main import command_line
 
 TABLES = {
@@ -66,14 +69,14 @@ class Broken(NamedTuple):
 def _broken_rows():
     """Return {name: broken folder} of the rows of all tables."""
     rows = {}
-    for table, cases in TABLES.items():
+    for name_of_table, cases in TABLES.items():
         for number, (names, severity, where, is_safe, how, *words) in enumerate(cases):
             key = f"{names} {severity} {where}"
             leaves_error = key in NOT_ALONE or any(text.endswith(LOST_SCALE) for text in words)
             if how == TRUE_AS_TEXT:
                 leaves_error = False
             is_repairable = (is_safe and not leaves_error) or key in OTHERWISE
-            rows[f"{table} {number}"] = Broken(lambda path, how=how: written(path, how), is_repairable)
+            rows[f"{name_of_table} {number}"] = Broken(lambda path, how=how: written(path, how), is_repairable)
     return rows
 
 
@@ -183,6 +186,30 @@ def test_script_repairs_every_folder_that_can_be_repaired(name):
     path = write_broken(name)
     if path is not None:
         assert_repaired(path)
+
+
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD_ALONE = {TABLE: None, HEAD: table()}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tensors": {TABLE: None, f"_orig_mod.{TABLE}": table(), HEAD: table()}},
+        {"tensors": {TABLE: None, f"module.{TABLE}": table(), HEAD: table()}, "config": {FLAG: 1}},
+        {"tensors": HEAD_ALONE, "tokenizer": bpe_tokenizer(V + 3)},
+        {"tensors": HEAD_ALONE, "config": {"vocab_size": V + 3}},
+    ],
+    ids=["wrapped table, equal head", "no flag", "head alone, further tokens", "head alone, other vocab_size"],
+)
+def test_script_repairs_two_faults_of_one_table(how):
+    assert Script().run(f"tiewise check {written(Path('model'), how)}")[0] == 1
+    script = Script()
+    assert script.follow("model")[0] == 0
+    (file,) = Path(script.path).glob("*.safetensors")
+    stored_tables = load_file(file)
+    assert HEAD not in stored_tables
+    assert np.array_equal(stored_tables[TABLE][:V], table())
 
 
 def test_last_line_gives_a_reason_for_every_other_folder():

@@ -42,7 +42,7 @@ def other_tables(facts: Facts) -> Observations:
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
     others = [other for other in facts.roles.indexed_tensors if other.tensor.dtype in FLOATING]
-    main = facts.roles.plain_input_table
+    main = facts.lookup_table
     if main is None:
         for other in others:
             yield from _rows_of_config(facts, other, _SOURCE)
@@ -177,7 +177,7 @@ def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
 
 def _lost_extra_rows(facts: Facts) -> Observations:
     """Report that an input table lacks the rows that its class adds to the vocabulary."""
-    table, vocabulary, extra = facts.roles.plain_input_table, facts.text.vocab_size, facts.extra_rows
+    table, vocabulary, extra = facts.lookup_table, facts.text.vocab_size, facts.extra_rows
     if extra == 0:
         return
     if table is None or vocabulary is None:
@@ -201,7 +201,7 @@ def vocab_size(facts: Facts) -> Observations:
     What to do: `tiewise repair` sets vocab_size to the number of rows; or resize the tables.
     Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
-    table, rows = facts.roles.plain_input_table, facts.text.vocab_size
+    table, rows = facts.lookup_table, facts.text.vocab_size
     if table is None or rows is None:
         return
     key = dotted(facts.text.level, "vocab_size")

@@ -40,7 +40,7 @@ def _rows_for_ids(facts: Facts) -> int | None:
 
     Idefics has further rows in an extra table. Return None if the input table's rows are unknown.
     """
-    table = facts.roles.plain_input_table
+    table = facts.lookup_table
     if table is None:
         return None
     extra = [positive_int(level.get("additional_vocab_size")) or 0 for level in facts.levels.values()]

@@ -85,6 +85,7 @@ def _repaired(facts: Facts, safe: Sequence[Finding]) -> Change:
         change = replace(change, drop_copies=_equal_copies(facts))
     if names & NAMES:
         change = _without_wrapper(facts, change)
+        change = replace(change, drop=change.drop | _equal_head(facts, bool(names & ENDS)))
     texts = _as_utf8(facts, safe)
     return _with_edits(facts, replace(change, texts={**change.texts, **texts}), names & VALUES)
 
@@ -97,6 +98,18 @@ def _without_wrapper(facts: Facts, change: Change) -> Change:
     renamed = unwrapped_names(tensors, table.name, facts.roles.unloaded_names[table.name])
     put = [NewTensor.copy(tensors[old], name=new) for old, new in renamed.items()]
     return replace(change, drop=change.drop | renamed.keys(), put=(*change.put, *put))
+
+
+def _equal_head(facts: Facts, writes_flag: bool) -> set[str]:
+    """Return the name of a head that equals its wrapped table, if the result ties both.
+
+    Args:
+        writes_flag: the change writes the flag that fits the tables.
+    """
+    head = facts.roles.output
+    if head is None or not facts.tables_are_tied or not (writes_flag or facts.claims.tied):
+        return set()
+    return {head.name}
 
 
 def _as_utf8(facts: Facts, safe: Iterable[Finding]) -> dict[str, bytes]:
