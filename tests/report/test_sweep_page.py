@@ -7,9 +7,11 @@ import pytest
 from tests.report.opened_page import EVIL, Page, Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
 from tests.training.study.planted_study import AXES, gain, planted
 
+from tiewise.core.measurement import NONE
 from tiewise.report.sweep_answer import answer, turns
 from tiewise.report.sweep_page import by_rank, curves, render, sign_maps, table, write_sweep
 from tiewise.report.sweep_surface import fitted
+from tiewise.training.results import paired
 from tiewise.training.study.grid import StudyGrid
 
 RANKS = ("untied", "tied", "factored:8", "factored:16")
@@ -85,6 +87,19 @@ def test_table_names_the_arms_of_a_study_with_several():
     (panel,) = curves(planted_study)
     assert len(panel.table.header) == 4
     assert list(by_rank(planted(axes={"width": [32, 64]}))) == []
+
+
+def test_table_has_bits_per_byte_where_vocabularies_differ():
+    of_one = table(planted(axes={"width": [32, 64]}))
+    assert "bits per byte" not in of_one.header
+    made = planted(axes={"tokenizer": ["bpe:1024", "bpe:4096"]})
+    bits = paired([1.5, 1.4], [1.52, 1.41], metric="bits_per_byte")
+    first, second = made.results
+    listing = table(replace(made, results=(replace(first, bits=bits), second)))
+    assert listing.header[-2:] == ["bits per byte", "±"]
+    half = (bits.high - bits.low) / 2
+    assert listing.rows[0][-2:] == ["+0.0150", f"{half:.4f}"]
+    assert listing.rows[1][-2:] == [NONE, NONE]
 
 
 def test_surface_reports_its_coverage_and_leaves_unknown_cells_blank(study):

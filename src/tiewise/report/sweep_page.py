@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.text import Text
 
 from tiewise.core.files import write_result
-from tiewise.core.measurement import NATS, Curve, Grid, Listing, plain, signed
+from tiewise.core.measurement import NATS, NONE, Curve, Grid, Listing, plain, signed
 from tiewise.report.comparison_measurement import demo_banner, difference
 from tiewise.report.drawing import styles
 from tiewise.report.heat_map import heat_map
@@ -31,7 +31,7 @@ from tiewise.training.study.study import Study, SweepResult
 NOTE = (
     "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t); below zero the arm is better. "
     "Sign: p < 0.05 by Holm over all rows. Could show: a repetition detects it by that rule in 80 of 100 cases. "
-    "All losses are those of the last step."
+    "Losses are those of the step that each run keeps (select)."
 )
 MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
 BANDS = "Below zero: better; bands: 95 % intervals."
@@ -39,6 +39,7 @@ ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
 FIRST = 4  # number of figures of a section that are not folded
 MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
+BITS_HEADER = ("bits per byte", "±")  # columns of a study whose vocabularies differ
 
 
 def table(study: Study) -> Listing:
@@ -58,9 +59,31 @@ def table(study: Study) -> Listing:
             plain(result.heldout.detectable),
         ]
         cells += [signed(result.training.mean), str(result.heldout.n)]
+        if needs_bits(study):
+            cells += _bits_cells(result)
         rows.append(cells)
     header = [*(words(axis) for axis in columns), *MEASURED_HEADER]
+    if needs_bits(study):
+        header += BITS_HEADER
     return Listing(f"Every row: {contrast}", header, rows)
+
+
+def needs_bits(study: Study) -> bool:
+    """Return whether a study's vocabularies differ.
+
+    Nats per token are then of other tokens in each row, and bits per byte compare the rows.
+    """
+    return len({result.vocab for result in study.results}) > 1
+
+
+def _bits_cells(result: SweepResult) -> list[str]:
+    """Return the held-out difference in bits per byte and half its interval, as text."""
+    bits = result.bits
+    if bits is None:
+        return [NONE, NONE]
+    if bits.high is None:
+        return [signed(bits.mean), NONE]
+    return [signed(bits.mean), plain(bits.high - bits.mean)]
 
 
 def sign_maps(study: Study) -> Iterator[Grid]:

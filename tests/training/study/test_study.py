@@ -44,6 +44,18 @@ def test_study_rows_match_differences_of_comparison(study):
     assert [row.measure("train_tokens") for row in found.results[:1]] == [521416]
 
 
+def test_study_rows_have_differences_in_bits_per_byte(study):
+    found, comparison = study
+    row = next(row for row in found.results if row.arm == "tied")
+    own, reference = ([run.bits_per_byte for run in comparison.of(arm)] for arm in ("tied", "untied"))
+    e = mean_interval([a - b for a, b in zip(own, reference, strict=True)])
+    flat = row.flat()
+    written = [flat[name] for name in ("bits", "bits_low", "bits_high", "bits_per_byte")]
+    assert written == pytest.approx([e.value, e.low, e.high, sum(own) / 3])
+    masked = replace(row, bits=None, bits_per_byte=None).flat()  # of a masked model
+    assert [masked[name] for name in ("bits", "bits_low", "bits_high", "bits_per_byte")] == [None] * 4
+
+
 def test_study_corrects_p_values_by_holm_over_all_rows(study):
     found, comparison = study
     alone = {arm: mean_interval([a.heldout_nll - b.heldout_nll for a, b in zip(

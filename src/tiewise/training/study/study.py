@@ -53,6 +53,8 @@ class SweepResult:
     seen: int  # training tokens read, with repetitions
     demo: bool
     command: str  # command that repeats the result's comparison
+    bits: Difference | None = None  # held-out loss in bits per byte; None for masked tokens, which form no text
+    bits_per_byte: float | None = None  # of the arm, mean over seeds
 
     @property
     def contrast(self) -> str:
@@ -101,6 +103,9 @@ class SweepResult:
         result |= {"contrast": self.contrast, "sign": self.sign, "seeds": self.heldout.n}
         for name, d in (("heldout", self.heldout), ("training", self.training)):
             result |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
+        bits = self.bits
+        for name, value in (("bits", "mean"), ("bits_low", "low"), ("bits_high", "high")):
+            result[name] = None if bits is None else getattr(bits, value)
         result |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
         for name, value in vars(self).items():
             if name != "at":
@@ -219,6 +224,8 @@ def _results(grid: StudyGrid, cell: str, settings: Settings, comparison: Compari
             seen=comparison.setting["tokens_per_run"],
             demo=comparison.demo,
             command=command_for(settings, f"runs/{cell}"),
+            bits=by_metric.get("bits_per_byte"),
+            bits_per_byte=fmean(run.bits_per_byte for run in runs) if "bits_per_byte" in by_metric else None,
         )
 
 
