@@ -5,6 +5,7 @@ python -m benchmarks.gpu --out FOLDER [--minutes 8] [--phases checks,times] [--d
     checks     losses, gradients, memory, synchronisations and installed models against fp64 (`gpu_checks`)
     install    twelve families of models, installed and plain, over 20 steps (`gpu_install`)
     times      time, memory and error of the loss and its peers (`gpu_times`)
+    memory     peak memory of a training step, against that of `plan` (`gpu_memory`)
     compare    three arms with three seeds at 30 million parameters, and short runs against the CPU (`gpu_compare`)
     nccl       collectives at world size 1: DDP, FSDP2, divided tables, saves (`gpu_ranks`)
     sanitizer  one call of each operation under compute-sanitizer (`gpu_sanitizer`)
@@ -29,7 +30,7 @@ from benchmarks import gpu_checks  # first: it names missing packages
 
 import torch  # isort: skip
 
-from benchmarks import gpu_compare, gpu_install, gpu_ranks, gpu_rows, gpu_sanitizer, gpu_times
+from benchmarks import gpu_compare, gpu_install, gpu_memory, gpu_ranks, gpu_rows, gpu_sanitizer, gpu_times
 from benchmarks.gpu_checks import Setup
 from benchmarks.gpu_record import PhaseResult
 
@@ -38,6 +39,7 @@ PHASES: dict[str, Phase] = {
     "checks": gpu_checks.run_phase,
     "install": gpu_install.run_phase,
     "times": gpu_times.run_phase,
+    "memory": gpu_memory.run_phase,
     "compare": gpu_compare.run_phase,
     "nccl": gpu_ranks.run_phase,
     "sanitizer": gpu_sanitizer.run_phase,

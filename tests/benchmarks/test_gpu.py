@@ -13,6 +13,7 @@ from benchmarks import (
     gpu_checks,
     gpu_compare,
     gpu_install,
+    gpu_memory,
     gpu_page,
     gpu_ranks,
     gpu_record,
@@ -143,7 +144,9 @@ def test_results_of_another_card_are_not_continued(tmp_path):
 def test_unknown_phase_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path, "--phases", "checks,speed")
-    assert "unknown phase 'speed'; choose from checks, install, times, compare, nccl, " in capsys.readouterr().err
+    assert (
+        "unknown phase 'speed'; choose from checks, install, times, memory, compare, nccl, " in capsys.readouterr().err
+    )
 
 
 def test_run_reports_check_that_raises_or_returns_nan_as_wrong():
@@ -273,3 +276,12 @@ def test_section_lists_the_checks_of_further_phases(tmp_path):
     checks = [{"check": "data_parallel", "state": "right"}, {"check": "fully_sharded", "state": "wrong"}]
     (tmp_path / "nccl-h100.json").write_text(json.dumps({"checks": checks}))
     assert gpu_page.render_further_checks(tmp_path, "h100") == ["nccl: `data_parallel` right, `fully_sharded` wrong.\n"]
+
+
+def test_wrong_prediction_of_the_peak_sets_exit_code_1(tmp_path, capsys, monkeypatch):
+    predict = gpu_memory.activation_bytes
+    monkeypatch.setattr(gpu_memory, "activation_bytes", lambda *given: round(0.75 * predict(*given)))
+    assert run(tmp_path, "--phases", "memory") == 1
+    assert "memory: 0 right, 1 wrong" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_memory, "activation_bytes", predict)
+    assert run(tmp_path, "--phases", "memory") == 0

@@ -1,17 +1,33 @@
 """Test predicted bytes against a real training step, the peak of a real loss, and sums done by hand for ranks."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as tr
 from published_configs import bart_config, standard_config
 
+import tiewise
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import budget
-from tiewise.planning.costs import Setting, all_costs, logits_bytes, ranks, sharded_sends_less, training_bytes
+from tiewise.planning.costs import (
+    DTYPES,
+    Setting,
+    activation_bytes,
+    all_costs,
+    logits_bytes,
+    ranks,
+    row_loss_bytes,
+    sharded_sends_less,
+    step_bytes,
+    training_bytes,
+)
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu"
 MODELS = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 5000, "n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 64},
     "llama": standard_config("llama", 128, 3, 4, 320, 5000, num_key_value_heads=2),
@@ -114,10 +130,91 @@ def test_fused_loss_holds_one_chunk_of_logits():
     assert peaks["fused_cpu"] == rows * 50_304 * 4 + 8192 * 768 * 4
     assert peaks["plain"] == 8192 * 50_304 * 16
     assert peaks["fused_cpu"] < peaks["plain"] / 40
-    on_gpu = -(-8192 // -(-8192 // (67_000_000 // (2 * 50_304))))  # a GPU stores the softmax in addition to the logits
-    assert peaks["fused_cuda"] == on_gpu * 2 * 50_304 * 4 + 8192 * 768 * 4
+    on_gpu = -(-8192 // -(-8192 // (67_000_000 // (2 * 50_304))))  # this pass stores the softmax next to the logits
+    assert peaks["chunked_cuda"] == on_gpu * 2 * 50_304 * 4 + 8192 * 768 * 4
     narrow = logits_bytes(8192, 50_304, 768, "bfloat16")  # 6 bytes per logit, plus the fp32 gradient of the table
     assert narrow["fused_cpu"] < 26_000_000 * 4 + (8192 + 50_304) * 768 * 4
+
+
+def test_default_loss_of_a_gpu_holds_the_bytes_that_a_card_measured():
+    """The run took chunks of a 64th of the card's memory; today's chunks take a 32nd."""
+    record = json.loads((RESULTS / "times-h100.json").read_text())
+    assert len(record["measurements"]) == 5
+    for measurement in record["measurements"]:
+        (tokens, vocab, width), dtype = measurement["shape"], measurement["dtype"]
+        (measured,) = [row["megabytes"] for row in measurement["rows"] if row["name"] == "tiewise, triton"]
+        loss = row_loss_bytes(tokens, vocab, width, dtype, chunk_bytes=85_000_000_000 // 64)
+        assert 1e6 * measured == pytest.approx(loss + DTYPES[dtype] * vocab * width, rel=1e-3)
+
+
+STEPS = {
+    "llama": {"num_key_value_heads": 2, "intermediate_size": 384, "hidden_size": 128},
+    "qwen3": {"num_key_value_heads": 2, "intermediate_size": 384, "hidden_size": 128, "head_dim": 32},
+    "gpt2": {"n_embd": 128, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+}
+TOKENS = {"batch": 8, "length": 128}
+
+
+def build_for_a_step(family, dtype):
+    """Return the config and the model of a family, in training mode."""
+    sizes = {"vocab_size": 2000, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    layers = {} if family == "gpt2" else {"num_hidden_layers": 4, "num_attention_heads": 4}
+    config = tr.AutoConfig.for_model(family, **sizes, **layers, **STEPS[family])
+    return config, tr.AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).train()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", sorted(STEPS))
+def test_activations_are_the_tensors_that_autograd_saves(family, dtype):
+    config, model = build_for_a_step(family, dtype)
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    saved = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor keeps its memory from being reused
+        return tensor
+
+    ids = torch.randint(3, 2000, (TOKENS["batch"], TOKENS["length"]))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model.base_model(input_ids=ids)
+    counted = sum(nbytes for nbytes, _ in saved.values())
+    del output
+    predicted = activation_bytes(read(config.to_dict()), Setting(**TOKENS, dtype=dtype))
+    assert predicted == pytest.approx(counted, rel=0.08)
+
+
+@pytest.mark.parametrize("family", sorted(STEPS))
+def test_training_step_peaks_at_the_predicted_bytes(family):
+    config, model = build_for_a_step(family, "float32")
+    tiewise.install(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    ids = torch.randint(3, 2000, (TOKENS["batch"], TOKENS["length"]))
+
+    def step():
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # makes the optimizer's state
+    choice = tiewise.plan(config.to_dict(), arms="tied", **TOKENS).choices[0]
+    architecture = read(config.to_dict())
+    training = {**choice["training_bytes"]["adamw"], "weights": 0, "state": 0}  # these exist before the step
+    loss, table = choice["logits_bytes"]["fused_cpu"], 4 * 2000 * 128
+    predicted = step_bytes(training, loss, table, activation_bytes(architecture, Setting(**TOKENS)))
+    assert predicted == pytest.approx(peak_bytes(step), rel=0.1)
+
+
+def test_peak_of_a_step_is_that_of_its_larger_moment():
+    training = {"weights": 10, "gradients": 9, "state": 20, "total": 39}
+    assert step_bytes(training, loss=3, table_gradient=2, activations=5) == 10 + 20 + 10  # at the loss
+    assert step_bytes(training, loss=3, table_gradient=2, activations=3) == 10 + 20 + 9  # after the backward pass
+    tied = tiewise.plan("gpt2", arms="tied", batch=1, length=8).choices[0]
+    parts = tied["training_bytes"]["adamw"]
+    assert tied["step_bytes"]["fused_cuda"] == pytest.approx(parts["total"], rel=5e-3)  # of so few tokens
+    bert = tiewise.plan({"model_type": "bert", "architectures": ["BertModel"]}, arms="tied")
+    assert bert.choices[0]["step_bytes"] is None  # it has no head
 
 
 @pytest.mark.parametrize("asked", [{"length": 0}, {"world": 8, "tp": 0}, {"world": 8, "fsdp": 3}])

@@ -20,6 +20,8 @@ BACKENDS = (*TIEWISE_BACKENDS, *PACKAGE_BACKENDS, "auto")
 # products alone. Much smaller chunks slow the product down; larger ones only cost memory. A GPU needs more rows.
 CHUNK_ELEMENTS = {"cpu": 26_000_000, "cuda": 67_000_000}
 MINIMUM_ROWS = 256
+LARGE_CHUNKS_IN_MEMORY = 32  # on a GPU, a chunk of the default loss takes at most 1/32 of its memory
+ROW_MULTIPLE = 16  # numbers to a multiple of which that loss pads a row of logits
 
 
 def chunk_rows(

@@ -172,6 +172,7 @@ class AppliedLayers:
     around: Counts = field(default_factory=dict)
     heads: Heads = field(default_factory=Heads)  # of every layer, unless `layer_heads` lists them
     saved_per_token: int = 0  # values stored for the backward pass by one token in one layer (an estimate)
+    normed_per_token: int = 0  # inputs of RMS norms, which store more for each (an estimate)
     sharing: SharingSpec = field(default_factory=SharingSpec)
     layer_heads: tuple[Heads, ...] = ()  # heads of each layer, if the layers differ
 

@@ -1,10 +1,10 @@
 """Costs of a choice: bytes, operations and the first loss.
 
-Bytes are on disk, in training, per token and per rank. All figures are exact except the activations, which are
-estimated. Collectives are counted as rings send them, per rank: an all-reduce of n bytes over p ranks sends
-2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n. n counts the full tensor with torch's padding
-(`benchmarks/wire.py` counts the same in running ranks). Each function returns a part of a plan's record, with the
-record's keys.
+Bytes are on disk, in training, per token and per rank. All figures are exact except the activations, and the peak of a
+step that follows from them: these are estimates. Collectives are counted as rings send them, per rank: an all-reduce of
+n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n. n counts the full tensor with torch's
+padding (`benchmarks/wire.py` counts the same in running ranks). Each function returns a part of a plan's record, with
+the record's keys.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from tiewise.core.backends import chunk_rows
+from tiewise.core.backends import LARGE_CHUNKS_IN_MEMORY, ROW_MULTIPLE, chunk_rows
 from tiewise.core.errors import PlanError
 from tiewise.core.files import read_packaged_json
+from tiewise.core.measurement import rounded
 from tiewise.core.records import require, require_choice
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -26,6 +27,7 @@ from tiewise.planning.first_loss import POSITIONS, FirstStep, LossAndCosine, fir
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers of optimizer state per trained parameter. torch's optimizers store state in the parameter's dtype.
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}
+CARD = 80 << 30  # bytes of the GPU that a plan assumes: the chunks of the loss are a share of it
 MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy and both moments in fp32
 # fp32 numbers that ranks with parts of the vocabulary exchange per token: log-sum-exp and target logit.
 # Label smoothing adds a third.
@@ -92,12 +94,15 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
     for stack in architecture.stacks:
         scores += 4 * setting.length * sum(heads.count * heads.width for heads in stack.heads_by_layer)
     forward = 2 * budget.multiplied + scores
+    training = training_bytes(budget.total, budget.trainable, setting.dtype)
+    logits = logits_bytes(setting.tokens, vocab, out_width, setting.dtype) if head else None
     return {
         # bytes of the tensors; a tied table is written once
         "checkpoint_bytes": {name: budget.total * each for name, each in DTYPES.items()},
         "table_bytes": table_bytes(budget, vocab, head),
-        "training_bytes": training_bytes(budget.total, budget.trainable, setting.dtype),
-        "logits_bytes": logits_bytes(setting.tokens, vocab, out_width, setting.dtype) if head else None,
+        "training_bytes": training,
+        "logits_bytes": logits,
+        "step_bytes": _steps_of_losses(architecture, setting, training, logits),
         "flops_per_token": {"forward": forward, "backward": 2 * forward},
         "decode_bytes": decode_bytes(architecture, budget, setting),
         "first_loss": first_loss(architecture, budget.boundary, budget.sharing, setting.std, setting.length),
@@ -158,21 +163,92 @@ def _training_parts(weights: int, gradients: int, state: int) -> dict[str, int]:
 def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, int]:
     """Return the peak bytes of logits and loss, without weights and their gradient.
 
-    N is `tokens`, V is `vocab`, and the tables are [V, E] with E = `width`.
+    N is `tokens`, V is `vocab`, and the tables are [V, E] with E = `width`. `fused_cuda` is the default loss on a GPU
+    of 80 GB, `chunked_cuda` is `backend="chunked"`, which tables divided over ranks use too.
     """
     size = DTYPES[dtype]
     narrow = size if size < 4 else 0
     # one chunk of fp32 logits, its softmax (on a CPU it overwrites the logits) and a copy in a narrow dtype; the hidden
     # states' gradient in fp32; for narrow weights also the table's fp32 gradient buffer
     features = (tokens + (vocab if narrow else 0)) * width * 4
-    fused = {}
-    for device, buffers in (("cpu", 1), ("cuda", 2)):
+    chunked = {}
+    for name, device, buffers in (("fused_cpu", "cpu", 1), ("chunked_cuda", "cuda", 2)):
         per_token = vocab * (4 * buffers + narrow)
         rows = chunk_rows(tokens, -(-per_token // 4), device)
-        fused[f"fused_{device}"] = rows * per_token + features
+        chunked[name] = rows * per_token + features
     # the logits in the weights' dtype; in fp32 the log-probabilities and the gradients of loss and logits: 16 bytes per
     # element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
-    return {"plain": tokens * vocab * (12 + size), **fused}
+    fused_cuda = row_loss_bytes(tokens, vocab, width, dtype)
+    return {"plain": tokens * vocab * (12 + size), "fused_cuda": fused_cuda, **chunked}
+
+
+def row_loss_bytes(
+    tokens: int, vocab: int, width: int, dtype: str, chunk_bytes: int = CARD // LARGE_CHUNKS_IN_MEMORY
+) -> int:
+    """Return the peak bytes of the default loss on a GPU, without the table's gradient.
+
+    The slopes overwrite a chunk of fp32 logits. Of bf16 tables the gradient is summed in fp32 if there are several
+    chunks, and a single chunk may use the memory of this sum. Of fp16 tables it is always summed in fp32.
+    """
+    columns = -(-vocab // ROW_MULTIPLE) * ROW_MULTIPLE
+    is_bf16 = DTYPES[dtype] < 4 and dtype != "float16"
+    most = chunk_bytes // 4
+    rows = tokens
+    if tokens * columns > most + vocab * width * is_bf16:
+        rows = chunk_rows(tokens, columns, "cuda", most=most, budget=most)
+    has_sum = dtype == "float16" or (is_bf16 and rows < tokens)
+    gradient_size = 2 if is_bf16 else 4  # of the hidden states
+    return 4 * rows * columns + tokens * width * gradient_size + 4 * vocab * width * has_sum
+
+
+def activation_bytes(architecture: Architecture, setting: Setting) -> int:
+    """Return the bytes that the layers of transformers keep for the backward pass, an estimate.
+
+    They are inputs of products and activations. Of each input, an RMS norm keeps an fp32 copy and the normed values.
+    Attention scores and dropout masks are not counted.
+    """
+    size, per_token = DTYPES[setting.dtype], 0
+    for stack in architecture.stacks:
+        per_layer = size * stack.saved_per_token + (4 + size) * stack.normed_per_token
+        per_token += len(stack.layers) * per_layer
+    if per_token:
+        per_token += 2 * architecture.width * size  # the final norm
+    return setting.tokens * per_token
+
+
+def step_bytes(training: dict[str, int], loss: int, table_gradient: int, activations: int) -> int:
+    """Return the peak bytes of a training step, an estimate.
+
+    The peak is either at the loss, when all activations exist and no gradient but that of the head's table, or at the
+    end of the backward pass, when all gradients exist. An optimizer step without copies, as torch's fused ones, adds
+    nothing.
+
+    Args:
+        training: weights, gradients and state, as `training_bytes` has them for one optimizer.
+        loss: bytes of logits and loss.
+        table_gradient: bytes of the gradient of the head's table, if the loss computes it together with the loss.
+        activations: bytes that the backward pass needs.
+    """
+    at_loss = activations + loss + table_gradient
+    return training["weights"] + training["state"] + max(at_loss, training["gradients"])
+
+
+def _steps_of_losses(
+    architecture: Architecture, setting: Setting, training: dict[str, dict[str, int]], logits: dict[str, int] | None
+) -> dict[str, int] | None:
+    """Return the peak bytes of a step with AdamW by loss.
+
+    None if the class has no head, or if its layers are not counted.
+    """
+    activations = activation_bytes(architecture, setting)
+    if logits is None or not activations or architecture.not_counted:
+        return None
+    of_optimizer = training["adamw" if setting.dtype == "float32" else MASTER]
+    table = architecture.ends.vocab * architecture.ends.width * DTYPES[setting.dtype]
+    return {
+        "plain": round(rounded(step_bytes(of_optimizer, logits["plain"], 0, activations))),
+        "fused_cuda": round(rounded(step_bytes(of_optimizer, logits["fused_cuda"], table, activations))),
+    }
 
 
 def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, int] | None:
@@ -343,12 +419,16 @@ def _gathered_bytes(layout: WorldLayout, columns: TableColumns, setting: Setting
 
 
 def _loss_bytes(layout: WorldLayout, width: int, setting: Setting, vocab: int) -> int:
-    """Return the peak bytes of logits and loss on one rank. A stock loss needs the logits of all V words."""
+    """Return the peak bytes of logits and loss on one rank, with `backend="chunked"`.
+
+    A stock loss needs the logits of all V words.
+    """
     if layout.keeps_shards:
-        return logits_bytes(layout.fsdp * setting.tokens, layout.rows(vocab), width, setting.dtype)["fused_cuda"]
+        shards = logits_bytes(layout.fsdp * setting.tokens, layout.rows(vocab), width, setting.dtype)
+        return shards["chunked_cuda"]
     if layout.is_stock:
         return logits_bytes(setting.tokens, vocab, width, setting.dtype)["plain"]
-    return logits_bytes(setting.tokens, -(-vocab // layout.tp), width, setting.dtype)["fused_cuda"]
+    return logits_bytes(setting.tokens, -(-vocab // layout.tp), width, setting.dtype)["chunked_cuda"]
 
 
 def _break_even_tokens(

@@ -86,6 +86,8 @@ Switch = bool | str  # on or off, or a key of the config with that value
 Reader = Callable[..., Architecture]
 # Numbers of norms of attention, of the ffn, and common to both.
 NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}
+EAGER_GELUS = ("gelu_new", "gelu_fast")  # activations that transformers composes from several operations
+VALUES_OF_EAGER_GELU = 5  # values per middle neuron that they store
 AS_LLAMA: Mapping[str, Any] = {}  # no options of `FreshBody`
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
@@ -138,9 +140,17 @@ def decoder(
         "norms": norm(d, kind, int(final_norm)),
     }
     all_heads = (heads.count + heads.kv) * heads.width
-    saved_in_ffn = _middle_width(ffn, experts) * _values_between(gated)
-    saved_per_token = 4 * d + 2 * all_heads + saved_in_ffn  # inputs of products, norms and activations
-    stack = AppliedLayers("decoder", tuple(counted_layers), around, heads, saved_per_token)
+    values = _values_between(gated)
+    if fresh is not None and _activation(config) in EAGER_GELUS:
+        values = VALUES_OF_EAGER_GELU
+    inputs = d * sum(NORMS[norms])  # of norms
+    saved_per_token = 2 * d + 2 * all_heads + values * _middle_width(ffn, experts)  # inputs of products, activations
+    normed_per_token = 0
+    if kind == "rms":
+        normed_per_token = inputs + all_heads * (norms_of_queries > 0)
+    else:
+        saved_per_token += inputs
+    stack = AppliedLayers("decoder", tuple(counted_layers), around, heads, saved_per_token, normed_per_token)
     table_width = table_width or d
     between = Count()
     if table_width != d:
@@ -180,9 +190,9 @@ def _count_ffns(d: int, layers: int, plain: Count, experts: Experts | None) -> l
 def _values_between(gated: bool) -> int:
     """Return how many values per middle neuron an ffn stores for the backward pass.
 
-    These are its inputs and its output.
+    These are the activation's input and output. With a gate they are the two factors of the product, too.
     """
-    return 3 if gated else 2
+    return 4 if gated else 2
 
 
 def _query_norms(heads: Heads, kind: str, over: str) -> int:

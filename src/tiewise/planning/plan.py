@@ -38,7 +38,7 @@ from tiewise.planning.call_keywords import (
 )
 from tiewise.planning.certainty import mark_parameters, mark_uncertain
 from tiewise.planning.config import written_sizes
-from tiewise.planning.costs import DTYPES, Setting, all_costs
+from tiewise.planning.costs import DTYPES, Setting, activation_bytes, all_costs
 from tiewise.planning.evidence import nearest_settings
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
@@ -148,11 +148,9 @@ class Plan(PrintedResult):
         """
         architecture = self.architecture
         bytes_per_value = self.setting.tokens * DTYPES[self.setting.dtype]
-        # inputs of products, norms and activations
-        inputs = sum(len(stack.layers) * stack.saved_per_token for stack in architecture.stacks)
         hidden_states = architecture.layers * architecture.width  # one per layer
         return {
-            "kept": rounded(bytes_per_value * inputs) or None,
+            "kept": rounded(activation_bytes(architecture, self.setting)) or None,
             "checkpointed": rounded(bytes_per_value * hidden_states) or None,
             "estimated": True,
         }

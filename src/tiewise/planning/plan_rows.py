@@ -167,6 +167,10 @@ class _PlanRows:
             for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
                 estimate = f"≈ {format_bytes(activations[key])}"
                 self.rows.append([name, *[estimate] * len(self.choices)])
+        steps = self.part("step_bytes")
+        if any(steps):
+            self.add("peak of a step, plain loss", _about_bytes, steps, "plain", "step_bytes")
+            self.add("peak of a step, fused loss", _about_bytes, steps, "fused_cuda", "step_bytes")
 
     def add_tables(self) -> None:
         """Add bytes of the tables by precision."""
@@ -214,6 +218,11 @@ class _PlanRows:
         if layout["break_even_tokens"] is not None:
             label, path = "sends less below, tokens a rank", "ranks.break_even_tokens"
             self.add(label, count, ranks, "break_even_tokens", path)
+
+
+def _about_bytes(value: float) -> str:
+    """Return an estimate of bytes as text."""
+    return f"≈ {format_bytes(value)}"
 
 
 def _is_partly_frozen(parameters: Record) -> bool:

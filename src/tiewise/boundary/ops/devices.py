@@ -17,10 +17,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import chunk_rows
+from tiewise.core.backends import LARGE_CHUNKS_IN_MEMORY, chunk_rows
 
 CHUNKS_IN_MEMORY = 64  # a chunk takes at most 1/64 of a GPU's memory
-LARGE_CHUNKS_IN_MEMORY = 32  # a large chunk takes at most 1/32 of it
 PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors that have memory of their own
 OLDEST = (8, 0)  # compute capability of the oldest cards whose matrix units multiply bf16
 WITHOUT_AUTOCAST = ("meta",)  # devices that can be compiled for and lack autocast

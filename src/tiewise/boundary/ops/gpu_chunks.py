@@ -29,9 +29,7 @@ from torch import Tensor
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.problem import LossTensors
-from tiewise.core.backends import MINIMUM_ROWS, LossOptions
-
-ALIGNED = 16  # numbers to a multiple of which a row of the buffer is padded, for wide loads of triton and cuBLAS
+from tiewise.core.backends import MINIMUM_ROWS, ROW_MULTIPLE, LossOptions
 
 
 class RowStep(Protocol):
@@ -126,8 +124,8 @@ def _numbers_saved_by_one_chunk(inputs: PassInputs) -> int:
 
 
 def _padded_width(vocab: int) -> int:
-    """Return the numbers of a row of the buffer."""
-    return -(-vocab // ALIGNED) * ALIGNED
+    """Return the numbers of a row of the buffer, padded for wide loads."""
+    return -(-vocab // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _result_type(x: Tensor, product_dtype: torch.dtype) -> torch.dtype:

@@ -63,7 +63,7 @@ class Layer:
 
     def saved(self, d: int) -> int:
         """Return the values that the backward pass needs of one token."""
-        return 2 * self.norms * d + self.mixer.saved + self.ffn.saved
+        return self.norms * d + self.mixer.saved + self.ffn.saved
 
 
 def attention(
@@ -134,13 +134,13 @@ def short_convolution(d: int, kernel: int, bias: bool) -> Sublayer:
 
 def ffn(d: int, width: int, gated: bool = True, bias: bool = False) -> Sublayer:
     """Count a feed-forward part."""
-    between = 3 if gated else 2
+    between = 4 if gated else 2
     return Sublayer({"ffn": feed_forward(d, width, gated, bias)}, saved=between * width)
 
 
 def experts_part(d: int, experts: Experts) -> Sublayer:
     """Count experts as a sublayer."""
-    between = 3 if experts.gated else 2
+    between = 4 if experts.gated else 2
     return Sublayer(experts.counts(d), saved=between * (experts.width * experts.chosen + experts.shared_width))
 
 
@@ -202,6 +202,7 @@ def mixed_decoder(
         tuple(layer.counts(d) for layer in listed),
         {"norms": norm(d, "rms", final_norms), **(around or {})},
         saved_per_token=sum(layer.saved(d) for layer in listed) // max(1, len(listed)),
+        normed_per_token=sum(layer.norms * d for layer in listed) // max(1, len(listed)),
         layer_heads=tuple(layer.mixer.heads for layer in listed),
     )
     return Architecture(config.family, d, config.token_tables(d), (stack,))
