@@ -157,6 +157,15 @@ def test_described_backends_are_refused_with_the_reason(name, version, says, car
     assert re.match(f"is not used: its {says}", tiewise.boundary.explain_backends(h, w, t)[name])
 
 
+def test_variable_that_names_a_described_backend_is_ignored_on_a_cpu(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TIEWISE_LOSS", "quack")
+    h, w, t = draw()
+    assert linear_cross_entropy(h, w, t).isfinite()
+    with pytest.raises(UnsupportedError, match="'quack' is not used"):
+        linear_cross_entropy(h, w, t, backend="quack")
+
+
 def test_explanation_has_times_and_reasons_after_a_trial(hopper_kernel, monkeypatch):
     monkeypatch.setattr(compiled_rows, "COMPILER", "no such compiler")
     compiled_rows.compiled_rows.cache_clear()

@@ -26,18 +26,30 @@ def explain_backends(
 ) -> dict[str, str]:
     """Return the time of each backend in a trial, or the reason against it.
 
-    The arguments are those of `linear_cross_entropy`. No kernel runs: a time is known after a call with
-    `backend="auto"`, whose trial is that of a problem like this one.
+    No kernel runs: a time is known after a call with `backend="auto"`, whose trial is that of a problem like this one.
 
     >>> import torch
     >>> reasons = explain_backends(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([1, 5]))
     >>> reasons["liger"]
     'runs on a GPU, and the features are on a cpu'
 
+    Args:
+        features: [..., E], as in `linear_cross_entropy`.
+        weight: [V, E].
+        targets: [...] class indices.
+        bias: [V] or None.
+        options: see `LossOptions`; `backend` is ignored.
+        **overrides: single options by name, e.g. `softcap=30.0`.
+
+    Returns:
+        a time in milliseconds or a reason, by backend.
+
     Raises:
-        TypeError, ValueError, UnsupportedError: as `linear_cross_entropy`.
+        TypeError: as `linear_cross_entropy`.
+        ValueError: as `linear_cross_entropy`.
+        UnsupportedError: as `linear_cross_entropy`.
     """
-    options = replace(options, backend=None, **overrides)
+    options = replace(options, **{**overrides, "backend": None})
     check_problem(features, weight, targets, bias, options)
     tensors = LossTensors(flat_rows(features), weight, bias, targets.reshape(-1).long())
     product_dtype = compute_dtype(tensors.features, weight)

@@ -128,15 +128,15 @@ def backend_loss_pass(
             device; or its errors exceed those of the plain computation.
     """
     tensors = LossTensors(*tensors)
-    if name in DESCRIBED:
-        raise UnsupportedError(f"backend={name!r} {_describe(name)}", INSTEAD)
-    if name not in ("auto", CHUNKED, *STEPS, *KERNELS):
+    if name not in ("auto", CHUNKED, *STEPS, *KERNELS, *DESCRIBED):
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     if not len(tensors.targets):
         return None
     # the variable applies to GPUs only: a model may run its first batch before it is moved to one
     if options.backend is None and not _has_kernels(tensors.features.device):
         return None
+    if name in DESCRIBED:
+        raise UnsupportedError(f"backend={name!r} {_describe(name)}", INSTEAD)
     if name == CHUNKED:
         return chunked.loss_pass
     if name in KERNELS and with_into:
