@@ -49,9 +49,9 @@ LARGE: dict[str, Any] = {  # with 4,096 tokens 27 M parameters tied and 29 M unt
     "measured": 65_536,
     "bf16": True,
 }
-CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # values of a point that both devices must share
+CURVE = ("train_nll", "tune_nll", "path_a", "path_b", "cosine")  # values of a point that both devices must share
 CURVE_LIMIT = 2e-3  # largest difference of a value between devices, relative if the value exceeds 1
-LARGEST_LOSS = 0.95  # last held-out loss of a run as a share of the first, at most
+LARGEST_LOSS = 0.95  # last tuning loss of a run as a share of the first, at most
 PARALLEL_LIMIT = 0.05  # nats per token; runs of the same seed on a GPU differ by the order of their sums
 
 
@@ -138,10 +138,10 @@ def choose_settings(setup: Setup) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def describe_descents(points: list[Point], runs: int) -> list[Figure]:
-    """Return the number of missing runs, and each run's last held-out loss as a share of the first."""
+    """Return the number of missing runs, and each run's last tuning loss as a share of the first."""
     curves: dict[tuple[str, str], list[float]] = {}
     for point in points:
-        curves.setdefault((point.arm, point.seed), []).append(point.values.get("heldout_nll", math.nan))
+        curves.setdefault((point.arm, point.seed), []).append(point.values.get("tune_nll", math.nan))
     figures = [Figure("runs missing", float(runs - len(curves)), 0)]
     for (arm, seed), losses in curves.items():
         figures.append(Figure(f"{arm}, {seed}: last loss / first", losses[-1] / losses[0], LARGEST_LOSS))
@@ -164,8 +164,8 @@ def several_at_a_time(setup: Setup, folder: Path) -> list[Figure]:
 
 
 def _last_losses(points: list[Point]) -> dict[tuple[str, str], float]:
-    """Return the last held-out loss of every run."""
-    return {(point.arm, point.seed): point.values.get("heldout_nll", math.nan) for point in points}
+    """Return the last tuning loss of every run."""
+    return {(point.arm, point.seed): point.values.get("tune_nll", math.nan) for point in points}
 
 
 def require_packages() -> None:

@@ -187,7 +187,7 @@ def write_curves(folder, change=None):
     """Write curves of all runs that fall from 5 to 4 nats; `change` changes the points of one run."""
     for arm in ("tied", "untied", "factored-4"):
         for seed in (1, 2, 3):
-            points = [{"step": step, "train_nll": 5.0, "heldout_nll": 6.0 - step} for step in (1, 2)]
+            points = [{"step": step, "train_nll": 5.0, "tune_nll": 6.0 - step} for step in (1, 2)]
             if change is not None and (arm, seed) == ("untied", 2):
                 points = [point | change(point) for point in points]
             path = folder / arm / f"seed-{seed}" / "metrics.jsonl"
@@ -200,9 +200,9 @@ def write_curves(folder, change=None):
     [
         (gpu_compare.short_runs, "compare-short", lambda point: {"train_nll": 5.02}),
         (gpu_compare.short_runs, "compare-short", lambda point: {"path_a": 1.0}),  # the CPU has no such value
-        (gpu_compare.comparison, "compare-one", lambda point: {"heldout_nll": 5.0}),
-        (gpu_compare.comparison, "compare-one", lambda point: {"heldout_nll": float("nan")}),
-        (gpu_compare.several_at_a_time, "compare-several", lambda point: {"heldout_nll": point["heldout_nll"] + 0.1}),
+        (gpu_compare.comparison, "compare-one", lambda point: {"tune_nll": 5.0}),
+        (gpu_compare.comparison, "compare-one", lambda point: {"tune_nll": float("nan")}),
+        (gpu_compare.several_at_a_time, "compare-several", lambda point: {"tune_nll": point["tune_nll"] + 0.1}),
     ],
 )
 def test_wrong_curve_of_one_run_makes_its_check_wrong(check, folder, change, tmp_path, monkeypatch):
