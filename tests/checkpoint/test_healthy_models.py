@@ -143,6 +143,39 @@ def test_ends_of_another_class_of_the_family_are_not_expected(tmp_path, name):
         assert check(tmp_path).at_least("error") == ()
 
 
+def without_architectures(folder):
+    """Remove the class's name from a config, as older tools left it out."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+# the ids of special tokens, which the defaults set beyond this vocabulary
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["LlamaModel", "BertModel", "DistilBertModel", "GPT2Model", "Qwen3Model", "OPTModel"])
+def test_body_without_class_name_expects_no_head(tmp_path, name, tied):
+    body = getattr(tr, name)
+    body(body.config_class(**SIZES, tie_word_embeddings=tied)).save_pretrained(tmp_path)
+    without_architectures(tmp_path)
+    _, loaded = body.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loaded.values())  # nothing is missing, unexpected or mismatched
+    assert check(tmp_path).at_least("error") == ()
+
+
+def test_model_without_class_name_and_head_still_lacks_its_head(tmp_path):
+    model = tr.LlamaForCausalLM(tr.LlamaConfig(**SIZES))
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    model.save_pretrained(tmp_path, state_dict=tensors)
+    found = check(without_architectures(tmp_path)).at_least("fatal")
+    assert [finding.rule for finding in found] == ["B011"]
+
+
 @pytest.mark.slow
 def test_check_reports_nothing_about_sampled_models():
     """A seeded part of the cases of tools/healthy_models.py; the tool runs all of them."""

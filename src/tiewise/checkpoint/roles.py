@@ -149,7 +149,7 @@ class _RoleSearch:
         if self.output in modules.tables:
             self.output_table = modules.tables[self.output]
             self.stored_ends.append(self.output)
-        self.headless = tokenless or self._class_lacks_head()
+        self.headless = tokenless or self._class_lacks_head() or self._is_body_of_unnamed_class()
 
     def roles(self) -> Roles:
         """Return the role of every stored tensor."""
@@ -222,6 +222,22 @@ class _RoleSearch:
             return False
         # a plain `…Model` that stores a head has one: Qwen2.5-Omni was published so
         return self.output_table is None or not name.endswith("Model")
+
+    def _is_body_of_unnamed_class(self) -> bool:
+        """Return whether the config names no class, and the files hold a body that was saved without its head.
+
+        A body's tensors lack the prefix that a class with a head gives them. If they are all that a tied class with a
+        head needs, the files may as well be of that class.
+        """
+        ends = claims.family_ends(self.config)
+        if claims.architecture(self.config) is not None or ends is None or not ends.prefix:
+            return False
+        if self.output_table is not None or self.input is None:
+            return False
+        if claims.read_claims(self.config).tied and not ends.head and not ends.biases:
+            return False
+        has_prefix = any(name.startswith(f"{ends.prefix}.") for name in self.modules.tensors)
+        return not has_prefix and f"{ends.prefix}.{self.input}" in ends.inputs
 
     def _biases(self, rows: set[int]) -> Iterator[Stored]:
         """Yield the stored biases of the head. Their length is one of `rows`; empty `rows` allow any length."""
