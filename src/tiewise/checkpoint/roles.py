@@ -224,20 +224,26 @@ class _RoleSearch:
         return self.output_table is None or not name.endswith("Model")
 
     def _is_body_of_unnamed_class(self) -> bool:
-        """Return whether the config names no class, and the files hold a body that was saved without its head.
+        """Return whether the files are a body alone, and the config names no class.
 
-        A body's tensors lack the prefix that a class with a head gives them. If they are all that a tied class with a
-        head needs, the files may as well be of that class.
+        A body that a class without a head saves lacks the prefix that the class with a head gives it. If its tensors
+        are all that a tied class with a head needs, the files may as well be of that class.
         """
+        if claims.architecture(self.config) is not None or self.output_table is not None:
+            return False
         ends = claims.family_ends(self.config)
-        if claims.architecture(self.config) is not None or ends is None or not ends.prefix:
+        if ends is None or not ends.prefix:
             return False
-        if self.output_table is not None or self.input is None:
+        needs_more = bool(ends.head or ends.biases)
+        if claims.read_claims(self.config).tied and not needs_more:
             return False
-        if claims.read_claims(self.config).tied and not ends.head and not ends.biases:
+        return self._lacks_prefix(ends)
+
+    def _lacks_prefix(self, ends: ClassEnds) -> bool:
+        """Return whether the input table, as all tensors, is stored without the prefix of a class."""
+        if any(name.startswith(f"{ends.prefix}.") for name in self.modules.tensors):
             return False
-        has_prefix = any(name.startswith(f"{ends.prefix}.") for name in self.modules.tensors)
-        return not has_prefix and f"{ends.prefix}.{self.input}" in ends.inputs
+        return f"{ends.prefix}.{self.input}" in ends.inputs
 
     def _biases(self, rows: set[int]) -> Iterator[Stored]:
         """Yield the stored biases of the head. Their length is one of `rows`; empty `rows` allow any length."""
