@@ -42,6 +42,7 @@ EXEMPT_NAMES |= dict.fromkeys(
 EXEMPT_NAMES |= dict.fromkeys(
     ("keep_tables", "parallel_plan", "VocabularyShard"), "needs several processes: tests/boundary/test_parallel.py"
 )
+EXEMPT_NAMES |= {"explain_backends": "depends on the installed kernels: tests/boundary/ops/test_backend_table.py"}
 EXEMPT_NAMES |= {"__version__": "changes with every release"}
 
 

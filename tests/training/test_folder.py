@@ -21,6 +21,7 @@ from tiewise.core.errors import RunError
 from tiewise.training import folder
 from tiewise.training.folder import folder_name, locked, newest_checkpoint, read_json, saved_run, stage_run, write_json
 from tiewise.training.settings import FILE, Settings
+from tiewise.training.step_names import BEST
 
 WHOLE = {"data", "data/train.bin", "env.json", "run.yaml"}
 
@@ -54,7 +55,7 @@ def finished_run(tmp_path):
 def test_stage_run_completes_in_folder_of_killed_start(tmp_path):
     (tmp_path / "a" / ".starting" / "data").mkdir(parents=True)
     start_run(tmp_path / "a", Settings(steps=5))
-    assert saved_run(tmp_path / "a") == Settings(steps=5)
+    assert saved_run(tmp_path / "a") == Settings(steps=5, select=BEST)
     assert set(tree(tmp_path / "a")) == WHOLE
 
 
@@ -81,7 +82,7 @@ def test_saved_run_returns_new_run_after_kill_during_replacement(finished_run, m
     with monkeypatch.context() as patch, killed:
         patch.setattr(folder, "replace_path", limited)
         start_run(finished_run, Settings(arms=("untied",)), "new", overwrite=True)
-    assert saved_run(finished_run) == Settings(arms=("untied",))
+    assert saved_run(finished_run) == Settings(arms=("untied",), select=BEST)
     assert set(tree(finished_run)) == WHOLE | {"mine", "mine/notes.txt"}
     assert (finished_run / "data" / "train.bin").read_text() == "new"
 

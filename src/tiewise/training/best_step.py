@@ -8,7 +8,8 @@ Every point of a run's curve measures a part of the tuning split, which is neith
 
 The lines alone decide, so a resumed run needs no other state: it drops the lines after its checkpoint. The weights of
 the best step up to each checkpoint on disk are therefore kept as well. A boundary that changes during training
-(`tie_at`, `untie_at`) is chosen among the steps after its change.
+(`tie_at`, `untie_at`) is chosen among the steps after its change. A run whose last tuning loss is not finite has
+diverged, and keeps its last step.
 """
 
 from __future__ import annotations

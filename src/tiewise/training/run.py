@@ -504,8 +504,11 @@ def _measure_step(job: Job, kind: Kind, trained: TrainedModel, step: int) -> Mea
 
 
 def _earlier_best_step(job: Job, last: MeasuredStep) -> int | None:
-    """Return the best step whose weights a run keeps; None if that is the last one."""
-    if not keeps_best(job) or last.tune_nll is None:
+    """Return the best step whose weights a run keeps; None if that is the last one.
+
+    A run that diverged keeps its last step, so that its result shows the divergence.
+    """
+    if not keeps_best(job) or last.tune_nll is None or not math.isfinite(last.tune_nll):
         return None
     best = lowest_step(tuning_losses(job.folder) | {last.step: last.tune_nll}, job.spec)
     if best is None or best == last.step or not weights_path(job.folder, best).exists():
