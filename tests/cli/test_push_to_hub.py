@@ -158,6 +158,7 @@ def test_wrong_token_is_one_line(copied, hub):
     check_failure(push(copied, **hub.environment(copied, token="hf_other")), "the Hub does not accept the token")
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path, hub):
     words = ["train", "-t", write_text(tmp_path), *TINY, "--boundary=factored:4", "--out=run", "--push-to-hub=model"]
     done = command(words, tmp_path, **hub.environment(tmp_path, token=None))
@@ -181,6 +182,7 @@ def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path
     assert "push_to_hub" not in (tmp_path / "run/run.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_healed_model_is_uploaded_with_verdict_table_and_command(finished, tmp_path, hub):
     shutil.copytree(finished, tmp_path / "copy")
     folder = tmp_path / "copy"

@@ -352,6 +352,7 @@ def outcomes(path):
     return {stored.mutant.original: stored.outcome for stored in results.ResultFile(path).results.values()}
 
 
+@pytest.mark.slow
 def test_main_resumes_run_and_rechecks_its_results(project, bare_pytest, tmp_path, capsys):
     path = tmp_path / "results.jsonl"
     words = ["--root", str(project), "--workers", "1", "--limit", "1", "--preload"]

@@ -227,10 +227,13 @@ def test_kit_refuses_folder_that_is_not_empty(tmp_path):
     assert (done.returncode, done.stderr) == (1, f"{tmp_path} is not empty\n")
 
 
-def test_kit_makes_no_folder_of_an_option(tmp_path):
+def test_kit_makes_no_folder_of_an_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for word, code in (("--help", 0), ("--fodler", 2)):
-        done = subprocess.run([sys.executable, ROOT / "examples/kit.py", word], cwd=tmp_path, capture_output=True)
-        assert done.returncode == code
+        monkeypatch.setattr(sys, "argv", ["kit.py", word])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "examples/kit.py"), run_name="__main__")
+        assert ended.value.code == code
         assert list(tmp_path.iterdir()) == []
 
 

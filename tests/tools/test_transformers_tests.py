@@ -121,6 +121,7 @@ def _without_seconds(text):
     return re.sub(r"\(\d+ s\)", "(… s)", text)
 
 
+@pytest.mark.slow
 def test_tool_lists_tests_that_differ_after_install(checkout):
     result = _run_as_command(checkout, "--families", "toy")
     lines = _without_seconds(result.stdout).splitlines()
