@@ -143,6 +143,21 @@ def test_ends_of_another_class_of_the_family_are_not_expected(tmp_path, name):
         assert check(tmp_path).at_least("error") == ()
 
 
+def test_equal_single_file_next_to_shards_is_healthy(tmp_path):
+    model = tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"](tie_word_embeddings=False))
+    model.save_pretrained(tmp_path, max_shard_size=4000)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    save_file({name: x for shard in shards for name, x in load_file(shard).items()}, tmp_path / "model.safetensors")
+    with asking_in_this_process():
+        audit = check(tmp_path)
+    assert audit.at_least("warning") == ()
+    assert all(row.right for row in audit.outcomes)
+    again = tr.LlamaForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(8)[None]
+    assert torch.equal(again(ids).logits, model.eval()(ids).logits)
+
+
 def without_architectures(folder):
     """Remove the class's name from a config, as older tools left it out."""
     config = json.loads((folder / "config.json").read_text())

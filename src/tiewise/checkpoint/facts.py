@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.claims import architecture, first_count, in_layer
 from tiewise.checkpoint.class_facts import ClassFacts
 from tiewise.checkpoint.draft import DRAFT_SIZE_KEYS, Draft, is_called_draft, read_draft
-from tiewise.checkpoint.hf_folder import Fault, json_object, recording_faults
+from tiewise.checkpoint.hf_folder import SINGLE, Fault, json_object, recording_faults
 from tiewise.checkpoint.hub_names import is_hub_path, parse_address
 from tiewise.checkpoint.indexed_tensors import DRAFT_HEAD
+from tiewise.checkpoint.second_copy import SecondCopy, compare_single_file
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Stored
 from tiewise.checkpoint.table_scans import (
     IDENTICAL,
@@ -204,6 +205,13 @@ class Facts(ClassFacts):
         """Return whether two tensors have the same bytes or the same numbers. Reads both."""
         with progress_of(f"comparing {short(a.name)}", a.nbytes):
             return same_numbers(a, b)
+
+    @cached_property
+    def second_copy(self) -> SecondCopy | None:
+        """Return the relation of model.safetensors to the shard files. None without one of the two."""
+        if SINGLE not in self.folder.extra:
+            return None
+        return compare_single_file(self.folder, self.roles.tables, self.are_equal if self.scan else None)
 
     def are_equal_in(self, a: Stored, b: Stored, dtype: str) -> bool | None:
         """Return whether two tensors have equal numbers once both are cast to a type. Reads both.

@@ -27,6 +27,7 @@ from tiewise.checkpoint.loader_columns import (
     outcome_of,
 )
 from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as_head, shape_misfit
+from tiewise.checkpoint.second_copy import SecondCopy
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
@@ -96,6 +97,8 @@ class TransformersLoading:
             return self._check_index()
         if opened.endswith((".bin", ".bin.index.json")):
             return self._outcome(DEPENDS, f"It opens {opened}, which was not read.")
+        if opened == SINGLE and self.facts.second_copy is SecondCopy.EQUAL:
+            return None
         if opened.endswith(".safetensors") and opened not in self.facts.folder.headers:
             why = f"It opens {opened}, which the index does not name and which was not read."
             return self._outcome(DEPENDS, why)

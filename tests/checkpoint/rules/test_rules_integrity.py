@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 from rule_runs import assert_fires, assert_silent, run_rule, table_of
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import bpe_tokenizer, llama, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
@@ -172,6 +172,25 @@ def test_b003_warns_of_old_shards_and_notes_other_layouts(tmp_path):
     assert (old.severity, other.severity) == ("warning", "info")
     assert "model-00001-of-00002.safetensors" in old.evidence
     assert "consolidated.safetensors, pytorch_model.bin" in other.evidence
+
+
+@pytest.mark.parametrize(
+    ("change", "scan", "severity", "words"),
+    [
+        (0, True, "info", "store equal tensors"),
+        (1, True, "error", "they store different tensors"),
+        (0, False, "warning", "their tensors were not compared"),
+    ],
+)
+def test_b003_compares_single_file_with_shards(tmp_path, change, scan, severity, words):
+    """transformers opens the single file; its tensors decide whether it is another model."""
+    path = llama(tmp_path, shards=2)
+    stored = {name: array for file in SHARDS for name, array in load_file(path / file).items()}
+    stored[NORM] = stored[NORM] + change  # no tensor of the two ends
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    (finding,) = run_rule("B003", path, scan=scan)
+    assert (finding.severity, finding.safe) == (severity, False)
+    assert words in finding.evidence
 
 
 @pytest.mark.parametrize("norm", [0, 1])

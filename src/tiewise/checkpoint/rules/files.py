@@ -22,12 +22,19 @@ from tiewise.checkpoint.rules.rule import (
     rule,
     value_text,
 )
+from tiewise.checkpoint.second_copy import SecondCopy
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import LEADS_OUTSIDE, short
 from tiewise.core.errors import to_printable
 
 _SHARD_FILE = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _SHARD_NUMBERS = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
+_SEVERITIES_OF_COPY: dict[SecondCopy, Severity] = {
+    SecondCopy.EQUAL: "info",
+    SecondCopy.ENDS_EQUAL: "warning",
+    SecondCopy.UNKNOWN: "warning",
+    SecondCopy.DIFFERENT: "error",
+}
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
 
 
@@ -274,14 +281,18 @@ def stale(facts: Facts) -> Observations:
     """The index states the bytes of all tensors. A wrong number is harmless to most loaders. It shows that the file was
     edited, or is older than a rewrite. Some tools also read files of weights that the index does not name: mlx-lm takes
     every model*.safetensors of a folder. transformers deletes its own old files before it writes new ones; other tools
-    leave them. The rule ignores optimizer states, adapters and training arguments.
+    leave them. The rule ignores optimizer states, adapters and training arguments. If model.safetensors equals the
+    shard files tensor by tensor, all loaders agree, and the rule only notes it.
     What to do: `tiewise repair` corrects the number; move old weights out of the folder.
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
     yield from _wrong_total(facts)
     old = [name for name in facts.folder.extra if _is_of_model(name)]
-    yield from _older_weights(facts.folder, old)
-    yield from _other_formats(facts.folder, old)
+    if facts.second_copy is SecondCopy.EQUAL:
+        yield _equal_copy()
+        old.remove(SINGLE)
+    yield from _older_weights(facts, old)
+    yield from _other_formats(facts.folder, [*old, SINGLE])
 
 
 def _is_of_model(file: str) -> bool:
@@ -300,17 +311,26 @@ def _wrong_total(facts: Facts) -> Observations:
         yield INDEX, problem, facts.command("repair"), True
 
 
-def _older_weights(folder: Folder, old: list[str]) -> Observations:
-    """Report files of weights that the index does not name; an error if loaders open one."""
+def _equal_copy() -> Observation:
+    """Return the note on a model.safetensors that equals the shard files."""
+    problem = f"{SINGLE} and the shard files of the index store equal tensors. transformers opens {SINGLE}"
+    remedy = "none needed: to save space, remove one of the two"
+    return Observation(SINGLE, problem, remedy, severity="info")
+
+
+def _older_weights(facts: Facts, old: list[str]) -> Observations:
+    """Report files of weights that the index does not name; an error if loaders open another model."""
     if not old:
         return
     problem = f"{counted(len(old), 'file')} of weights that the index does not name ({names(old)})"
     problem += ". mlx-lm reads every model*.safetensors"
     remedy = "if they are old: move them out of the folder"
     severity: Severity = "warning"
-    if SINGLE in old and folder.opened == SINGLE:
+    if SINGLE in old and facts.folder.opened == SINGLE:
         problem += f". transformers opens {SINGLE}, and ignores the index"
-        severity = "error"
+        if facts.second_copy is not None:
+            problem += f". Compared with the shard files: {facts.second_copy.value}"
+            severity = _SEVERITIES_OF_COPY[facts.second_copy]
     yield Observation(short(old[0]), problem, remedy, severity=severity)
 
 
