@@ -53,8 +53,15 @@ MAPPINGS = (
     auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
-# classes in no mapping of models with a head: parts that Bark also saves alone, and a body that stores a head
-UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel", "FSMTModel")
+# classes in no mapping of models with a head whose ends differ from those of their family's main class
+SECONDARY = (
+    *("Blip2TextModelWithProjection", "OpenAIGPTDoubleHeadsModel", "ProphetNetDecoder"),
+    *("SeamlessM4TTextToUnitForConditionalGeneration", "VisualBertForVisualReasoning"),
+)
+# others in no such mapping: parts that Bark also saves alone, and a body that stores a head
+UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel", "FSMTModel", *SECONDARY)
+# classes without a token table in families whose main class has one
+WITHOUT_TABLE = ("Blip2VisionModelWithProjection", "SpeechT5ForSpeechToSpeech")
 # classes with a text encoder in mappings whose other classes have several codebooks
 TEXT_TO_SPEECH = ("SeamlessM4TForTextToSpeech", "SeamlessM4Tv2ForTextToSpeech", "SpeechT5ForTextToSpeech")
 OLDER_FLAGS = ("tie_embedding", "tie_embeddings")  # keys of published configs
@@ -85,7 +92,8 @@ ABOUT = (
     "config: [module, auto class]} where the model_type of the level chooses the class: lm, with a head, or body. "
     "auto, of a family: its classes as such parts. no_boundary: why tiewise.install refuses the class, which then has "
     "no factored tables. counts_from_pad: the positions of tokens start after the id of padding. bodies: classes "
-    "without a head whose names end in LMModel."
+    "without a head whose names end in LMModel. without_table: classes without a token table in families that have "
+    "one. secondary: classes that are not the main class of their family."
 )
 
 
@@ -136,6 +144,8 @@ def all_families() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "tokenless": tokenless,
         "bodies": bodies(),
+        "without_table": list(WITHOUT_TABLE),
+        "secondary": list(SECONDARY),
         "families": families,
         "not_built": left_out,
     }
@@ -182,7 +192,7 @@ def auto_classes(kind: str, classes: dict[str, Any]) -> dict[str, Any]:
 def families_json(data: dict[str, Any]) -> str:
     """Return the content as JSON, one line for each family."""
     lines = []
-    for key in ("about", "transformers", "tokenless", "bodies"):
+    for key in ("about", "transformers", "tokenless", "bodies", "without_table", "secondary"):
         lines.append(f"{json.dumps(key)}: {json.dumps(data[key])}")
     for key in ("families", "not_built"):
         rows = (f"{json.dumps(k)}: {_compact(v)}" for k, v in sorted(data[key].items()))
@@ -251,7 +261,7 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     inputs, keys = _inputs(model, modules), allowed_keys(model)
     output = _name(modules, _result_of(model, "get_output_embeddings"), matrix=True) or _declared(inputs, keys)
     if output is None and model_class.__name__ in UNMAPPED:
-        output = _name(modules, model.lm_head, matrix=True)
+        output = _name(modules, getattr(model, "lm_head", None), matrix=True)
     if not inputs and output is None:  # several codebooks, each with a table and a head
         return None
     entry: dict[str, Any] = {"inputs": inputs, "output": output}

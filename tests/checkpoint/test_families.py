@@ -35,12 +35,17 @@ def with_slow(quick, *others):
     return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*others} - {*quick}))]
 
 
-AGAIN = ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM", "Zamba2ForCausalLM"]
+AGAIN = ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM", "Zamba2ForCausalLM", *DATA["secondary"]]
 
 
 @pytest.mark.parametrize("name", with_slow(AGAIN, *ALWAYS, *random.Random(5).sample(sorted(CLASSES), 60)))
 def test_generator_reproduces_committed_class_entry(name):
     assert json.loads(json.dumps(make_families.class_entry(getattr(tr, name)))) == CLASSES[name]
+
+
+@pytest.mark.parametrize("name", DATA["without_table"])
+def test_generator_finds_no_table_in_classes_without_one(name):
+    assert make_families.class_entry(getattr(tr, name)) is None
 
 
 @pytest.mark.slow

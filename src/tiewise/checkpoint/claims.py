@@ -122,8 +122,9 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
 
 def _main_class(classes: Mapping[str, ClassEnds]) -> ClassEnds | None:
     """Return the ends of a family's main class, with a head if any class has one. None without classes."""
+    candidates = sorted(classes.keys() - {*family_data()["secondary"]})
     for ending in _MAIN_CLASSES:
-        for name in sorted(classes):
+        for name in candidates:
             if name.endswith(ending):
                 return classes[name]
     return None
@@ -199,7 +200,7 @@ def part_ends(model_type: str, use: str) -> ClassEnds | None:
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Return whether the architecture data covers a class and lists no token table for it."""
     record = family(model_type)
-    if record.is_tokenless:
+    if record.is_tokenless or architecture in family_data()["without_table"]:
         return True
     if architecture is None or not record.has_ends:
         return False

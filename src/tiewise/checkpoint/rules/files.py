@@ -319,7 +319,7 @@ def _equal_copy() -> Observation:
 
 
 def _older_weights(facts: Facts, old: list[str]) -> Observations:
-    """Report files of weights that the index does not name; an error if loaders open another model."""
+    """Report files of weights outside the index; an error if loaders open another model."""
     if not old:
         return
     problem = f"{counted(len(old), 'file')} of weights that the index does not name ({names(old)})"
