@@ -211,7 +211,7 @@ class Facts(ClassFacts):
         """Return the relation of model.safetensors to the shard files. None without one of the two."""
         if SINGLE not in self.folder.extra:
             return None
-        return compare_single_file(self.folder, self.roles.tables, self.are_equal if self.scan else None)
+        return compare_single_file(self.folder, self.roles.tables, self.are_equal, scan=self.scan)
 
     def are_equal_in(self, a: Stored, b: Stored, dtype: str) -> bool | None:
         """Return whether two tensors have equal numbers once both are cast to a type. Reads both.

@@ -55,6 +55,22 @@ def find_tied_names(facts: Facts) -> list[TiedNames]:
     return tied
 
 
+def find_differing_tie(facts: Facts) -> tuple[Stored, Stored] | None:
+    """Return two stored tables that the class ties and that differ, else None.
+
+    None as well if tables may not be read. The head is left out: rules compare it with the input table.
+    """
+    if not facts.scan:
+        return None
+    left_out = (facts.roles.output, *facts.roles.biases)
+    for tied in find_tied_names(facts):
+        for other in tied.stored[1:]:
+            source = tied.stored[0]
+            if other not in left_out and not facts.are_equal(source, other):
+                return source, other
+    return None
+
+
 def _ties(roles: Roles) -> Mapping[str, str]:
     """Return {target: source} of the class; for an unknown class {output table: input table}."""
     if roles.ties:

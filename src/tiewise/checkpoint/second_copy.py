@@ -25,21 +25,22 @@ class SecondCopy(Enum):
 
 
 def compare_single_file(
-    folder: Folder, ends: tuple[Stored, ...], are_equal: Callable[[Stored, Stored], bool] | None
+    folder: Folder, ends: tuple[Stored, ...], are_equal: Callable[[Stored, Stored], bool], *, scan: bool
 ) -> SecondCopy:
     """Return the relation of `model.safetensors` to the shard files of a folder.
 
     Args:
         folder: folder whose index does not name the file.
         ends: stored tables of both ends, which are always compared.
-        are_equal: compares the bytes of two tensors; None if only headers may be read.
+        are_equal: compares the bytes of two tensors.
+        scan: tensors may be read; False: headers only.
     """
     copies = _tensors_of_single_file(folder)
     if copies is None:
         return SecondCopy.UNKNOWN
     if _headers(copies) != _headers(folder.tensors):
         return SecondCopy.DIFFERENT
-    if are_equal is None:
+    if not scan:
         return SecondCopy.UNKNOWN
     compared, relation = list(folder.tensors.values()), SecondCopy.EQUAL
     if folder.nbytes > MOST_COMPARED:

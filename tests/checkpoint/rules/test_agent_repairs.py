@@ -22,7 +22,7 @@ from test_rules_token_tables import BROKEN as TOKEN_TABLES
 from test_rules_tying import FIRES as TYING
 from test_rules_types_and_rows import FIRES as TYPES_AND_ROWS
 from tests.answers.faults import FAULTS
-from tiny_checkpoints import V, bpe_tokenizer, table, written
+from tiny_checkpoints import D, V, bpe_tokenizer, table, write_checkpoint, written
 from typer.testing import CliRunner
 
 from tiewise.checkpoint.claims import FLAG
@@ -210,6 +210,60 @@ def test_script_repairs_two_faults_of_one_table(how):
     stored_tables = load_file(file)
     assert HEAD not in stored_tables
     assert np.array_equal(stored_tables[TABLE][:V], table())
+
+
+def of_class(name, model_type, tensors, **keys):
+    """Return a function that writes a tied folder of a class with these tables, by name."""
+    config = {"architectures": [name], "model_type": model_type, "vocab_size": V, "hidden_size": D, FLAG: True}
+    return lambda path: write_checkpoint(path, config | keys, tensors)
+
+
+OTHER = table(seed=1)
+TEXT = {"model_type": "qwen2", "vocab_size": V, "hidden_size": D}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        of_class(
+            "MvpForConditionalGeneration",
+            "mvp",
+            {"model.shared.weight": table(), "model.decoder.embed_tokens.weight": OTHER},
+            **{FLAG: "true"},
+        ),
+        of_class(
+            "SeamlessM4TForSpeechToText",
+            "seamless_m4t",
+            {"shared.weight": table(), "text_decoder.embed_tokens.weight": OTHER},
+            **{FLAG: "true"},
+        ),
+        of_class(
+            "FSMTForConditionalGeneration",
+            "fsmt",
+            {
+                "model.encoder.embed_tokens.weight": table(),
+                "model.decoder.embed_tokens.weight": table(),
+                "model.decoder.output_projection.weight": OTHER,
+            },
+            tgt_vocab_size=V,
+            src_vocab_size=V,
+        ),
+        of_class("BambaForCausalLM", "bamba", {f"language_model.{HEAD}": table()}),
+        of_class(
+            "Ovis2ForConditionalGeneration",
+            "ovis2",
+            {"model.language_model.embed_tokens.weight": table(), HEAD: table(V + 8)},
+            **{"vocab_size": V + 8, "text_config": TEXT, "visual_indicator_token_ids": [V + 9], FLAG: False},
+        ),
+    ],
+    ids=["mvp", "seamless", "fsmt", "bamba in another model", "ovis with two sizes"],
+)
+def test_script_gets_no_command_that_refuses(how):
+    """`Script.follow` fails if an offered command does. Nothing is written, so no tensor is lost."""
+    how(Path("model"))
+    _, output = Script().run("tiewise check model --format agent")
+    assert "severity=" in output
+    assert Script().follow("model")[1].startswith("repair=none reason=B")
 
 
 def test_last_line_gives_a_reason_for_every_other_folder():

@@ -20,6 +20,7 @@ from tiewise.checkpoint.rules.rule import (
     compare_if_unequal,
     difference,
     flag_text,
+    repair_of_ties,
     rule,
 )
 from tiewise.checkpoint.untrusted import short
@@ -59,7 +60,7 @@ def _flag_repair(facts: Facts) -> Repair:
         return Repair(f"settle the two tables first: {facts.command('tie', '--keep input')}")
     if facts.tables_are_tied is None or _means_more(facts):
         return Repair(f"{CONFIG_FIX}: write the flag that training used at every level")
-    return Repair(facts.command("repair"), is_safe=True)
+    return repair_of_ties(facts)
 
 
 def _means_more(facts: Facts) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
+from tiewise.checkpoint.numeric_ends import find_differing_tie
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SIGNS, SOME_ROWS, UNRELATED, TableLikeness
@@ -215,6 +216,27 @@ class Repair(NamedTuple):
 
     remedy: str | tuple[str, ...]
     is_safe: bool = False
+
+
+def repair_of_ties(facts: Facts) -> Repair:
+    """Return the repair that stores each tied table once. It is safe if they are equal."""
+    differing = find_differing_tie(facts)
+    if differing is None:
+        return Repair(facts.command("repair"), is_safe=True)
+    both = " and ".join(short(table.name) for table in differing)
+    return Repair(f"the class ties {both} too, and they differ; to keep every table: {facts.command('untie')}")
+
+
+def resize_command(facts: Facts, rows: int) -> str:
+    """Return the command that gives the tables `rows` rows.
+
+    A condition is before it if tables have different numbers of rows, since the command then refuses.
+    """
+    command = facts.command("vocab resize", f"--vocab {rows}")
+    row_counts = {table.rows for table in facts.roles.tables}
+    if len(row_counts) > 1:
+        return f"once all tables of tokens have one number of rows: {command}"
+    return command
 
 
 def describe(tensor: Stored) -> str:

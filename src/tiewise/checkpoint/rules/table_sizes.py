@@ -21,6 +21,7 @@ from tiewise.checkpoint.rules.rule import (
     dotted,
     further_tables,
     names,
+    resize_command,
     rule,
 )
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -47,7 +48,7 @@ def other_tables(facts: Facts) -> Observations:
         for other in others:
             yield from _rows_of_config(facts, other, _SOURCE)
         return
-    grow = facts.command("vocab resize", f"--vocab {main.rows}")
+    grow = resize_command(facts, main.rows)
     for other in others:
         yield from _rows_of_config(facts, other, grow)
         if other.has_row_per_token:

@@ -23,6 +23,7 @@ from tiewise.checkpoint.rules.rule import (
     dotted,
     names,
     numbers,
+    resize_command,
     rule,
     value_text,
 )
@@ -73,7 +74,7 @@ def ids_without_row(facts: Facts) -> Observations:
         how = f"These are added tokens: {listed}"
     problem = f"the tokenizer gives ids up to {last:,}, and the input table has {room:,} rows"
     problem += f". {how} ({', '.join(tokenizer.files)})"
-    remedy = facts.command("vocab resize", f"--vocab {last + 1}")
+    remedy = resize_command(facts, last + 1)
     yield Observation(tokenizer.files[0], problem, remedy, severity=severity)
 
 
@@ -309,7 +310,7 @@ def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], r
         yield key, problem, f"edit {CONFIG} by hand: {key}"
     elif not _replaces_placeholders(facts, level):
         problem += "; the first use of this token reads outside the table"
-        remedy = (facts.command("vocab resize", f"--vocab {max(outside) + 1}"), f"or {CONFIG_FIX}: {key}")
+        remedy = (resize_command(facts, max(outside) + 1), f"or {CONFIG_FIX}: {key}")
         yield Observation(key, problem, remedy, severity="error")
 
 

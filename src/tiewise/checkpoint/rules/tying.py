@@ -15,6 +15,7 @@ from tiewise.checkpoint.rules.rule import (
     difference,
     differing_copies,
     names,
+    repair_of_ties,
     rule,
     tensor_names,
 )
@@ -181,7 +182,7 @@ def no_output(facts: Facts) -> Observations:
     if true_level.malformed is not None:
         written = 'the text "true"'
     problem += f". {facts.flag_path(true_level)} is {written}"
-    yield where, problem, facts.command("repair"), True
+    yield where, problem, *repair_of_ties(facts)
 
 
 def _lost_head(facts: Facts, why: str) -> str:
@@ -329,7 +330,7 @@ def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     problem = f"the one table is stored twice, which costs {format_bytes(pair.head.nbytes)}. {_equal_tables(pair)}"
     if pair.likeness.nan:
         problem += ". Some values are NaN, and transformers 5 then keeps both"
-    return Observation(where, problem, facts.command("repair"), safe=True)
+    return Observation(where, problem, *repair_of_ties(facts))
 
 
 def _packed_alike(facts: Facts) -> Observation:
@@ -432,16 +433,19 @@ def only_head_stored(facts: Facts) -> Observations:
     looked_for = short(input_name or "the input table's own name")
     problem = f"the only table is stored as {short(head.name)}, and loaders look for {looked_for}"
     problem += f". It is {describe(head)}"
-    if _can_be_renamed(facts):
-        yield short(head.name), problem, facts.command("repair"), True
+    if _can_be_renamed(facts, head):
+        yield short(head.name), problem, *repair_of_ties(facts)
     else:
         fixes = (f"if it was trained tied: {facts.command('tie')}", "else: take the input table from its source")
         yield short(head.name), problem, fixes
 
 
-def _can_be_renamed(facts: Facts) -> bool:
-    """Return whether a head without input table can be renamed to the input table."""
-    if facts.claims.tied is not True or facts.claims.t5_like:
+def _can_be_renamed(facts: Facts, head: Stored) -> bool:
+    """Return whether a head without input table can be renamed to the input table.
+
+    A head that the class does not load has a prefix that the new name would keep.
+    """
+    if head.name in facts.roles.unloaded_names or facts.claims.tied is not True or facts.claims.t5_like:
         return False
     return facts.roles.input_name is not None and not facts.roles.output_end.quantised
 
