@@ -153,6 +153,19 @@ def test_secondary_class_does_not_stand_for_its_family():
     assert ends.inputs == class_ends("seamless_m4t", "SeamlessM4TForSpeechToText").inputs
 
 
+def test_part_without_model_type_has_the_extra_rows_of_its_class(tmp_path):
+    """The input table of Mllama has eight rows more than the head, which its text class adds."""
+    healthy_models.write_class("MllamaForConditionalGeneration", None, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["text_config"]["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, info = tr.MllamaForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] | info["mismatched_keys"]
+    with asking_in_this_process():
+        assert check(tmp_path).at_least("warning") == ()
+    assert check(tmp_path, build=False).at_least("warning") == ()
+
+
 def test_equal_single_file_next_to_shards_is_healthy(tmp_path):
     model = tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"](tie_word_embeddings=False))
     model.save_pretrained(tmp_path, max_shard_size=4000)

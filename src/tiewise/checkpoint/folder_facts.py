@@ -139,8 +139,13 @@ class FolderFacts:
 
     @cached_property
     def levels(self) -> dict[str, Mapping[str, Any]]:
-        """Return {dotted path: level of the config} for the levels of `claims`."""
-        return dict(model_levels(self.config))
+        """Return {dotted path: level of the config} for the levels of `claims`.
+
+        A level without `model_type` has the one that its class assumes.
+        """
+        assumed = self.family.ends.levels
+        levels = model_levels(self.config)
+        return {path: {"model_type": assumed.get(path), **level} for path, level in levels}
 
     def flag_keys(self, claim: Claim) -> tuple[str, ...]:
         """Return the keys that a rewrite of a level's flag must write.
@@ -200,7 +205,7 @@ class FolderFacts:
     @property
     def extra_rows(self) -> int:
         """Return the number of input rows that the head lacks, such as Mllama's 8 for pictures."""
-        record = family(self.text.model_type)
+        record = family(family_type(self.levels.get(self.text.level, {})))
         if not record.head_lacks_extra_rows:
             return 0
         return record.extra_rows
