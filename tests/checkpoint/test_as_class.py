@@ -106,7 +106,11 @@ def test_check_finds_no_foreign_layers_in_saved_model(name, tmp_path):
 
 
 REFUSED = [
-    ("LlamaForCausalLn", "has no class LlamaForCausalLn with a table of tokens; did you mean LlamaForCausalLM"),
+    (
+        "LlamaForCausalLn",
+        "LlamaForCausalLn is none of the classes with an output head in .*; did you mean LlamaForCausalLM",
+    ),
+    ("LlamaModel", "LlamaModel is none of the classes with an output head in the data on transformers"),
     ("x", "write it as transformers does: LlamaForCausalLM"),
     ("BertForMaskedLM", "BertForMaskedLM is of the family bert, and no part of the config is; choose a class of llama"),
 ]

@@ -83,7 +83,8 @@ def _families_of_class(name: str) -> list[str]:
     near = similar_names(name, all_classes)
     if near:
         remedy = f"did you mean {' or '.join(near)}?"
-    problem = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
+    version = family_data()["transformers"]
+    problem = f"{short(name)} is none of the classes with an output head in the data on transformers {version}"
     raise CheckpointError(problem, remedy)
 
 
