@@ -181,6 +181,27 @@ def test_equal_single_file_next_to_shards_is_healthy(tmp_path):
     assert torch.equal(again(ids).logits, model.eval()(ids).logits)
 
 
+@pytest.mark.parametrize(("weights", "severity"), [(True, "info"), (False, "warning")])
+def test_adapter_next_to_full_model_is_noted(tmp_path, weights, severity):
+    """transformers loads such an adapter on top of the model, and stops if its weights are missing."""
+    peft = pytest.importorskip("peft")
+    model = tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"](tie_word_embeddings=True))
+    model.save_pretrained(tmp_path)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path)
+    if not weights:
+        (tmp_path / "adapter_model.safetensors").unlink()
+    (finding,) = check(tmp_path, select=["B003"]).findings
+    assert (finding.severity, finding.where) == (severity, "adapter_config.json")
+    ids = torch.arange(8)[None]
+    if weights:
+        loaded = tr.LlamaForCausalLM.from_pretrained(tmp_path)
+        assert torch.equal(loaded(ids).logits, adapted.eval()(ids).logits)
+    else:
+        with pytest.raises(OSError, match="adapter_model"):
+            tr.LlamaForCausalLM.from_pretrained(tmp_path)
+
+
 def without_architectures(folder):
     """Remove the class's name from a config, as older tools left it out."""
     config = json.loads((folder / "config.json").read_text())

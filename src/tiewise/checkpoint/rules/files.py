@@ -9,7 +9,7 @@ from pathlib import Path
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.byte_order_marks import as_utf8
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, INDEX, SINGLE, Fault, Folder
 from tiewise.checkpoint.hub_names import is_hub_path
 from tiewise.checkpoint.rules.rule import (
     AnyFacts,
@@ -35,6 +35,7 @@ _SEVERITIES_OF_COPY: dict[SecondCopy, Severity] = {
     SecondCopy.UNKNOWN: "warning",
     SecondCopy.DIFFERENT: "error",
 }
+_ADAPTER_WEIGHTS = frozenset({"adapter_model.safetensors", "adapter_model.bin"})
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
 
 
@@ -281,8 +282,9 @@ def stale(facts: Facts) -> Observations:
     """The index states the bytes of all tensors. A wrong number is harmless to most loaders. It shows that the file was
     edited, or is older than a rewrite. Some tools also read files of weights that the index does not name: mlx-lm takes
     every model*.safetensors of a folder. transformers deletes its own old files before it writes new ones; other tools
-    leave them. The rule ignores optimizer states, adapters and training arguments. If model.safetensors equals the
-    shard files tensor by tensor, all loaders agree, and the rule only notes it.
+    leave them. The rule ignores optimizer states and training arguments. If model.safetensors equals the
+    shard files tensor by tensor, all loaders agree, and the rule only notes it. If an adapter is next to a full model,
+    transformers with peft loads it on top of the model, and other loaders do not.
     What to do: `tiewise repair` corrects the number; move old weights out of the folder.
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
@@ -293,6 +295,8 @@ def stale(facts: Facts) -> Observations:
         old.remove(SINGLE)
     yield from _older_weights(facts, old)
     yield from _other_formats(facts.folder, [*old, SINGLE])
+    if facts.folder.has(ADAPTER_CONFIG):
+        yield _adapter_on_top(facts.folder)
 
 
 def _is_of_model(file: str) -> bool:
@@ -332,6 +336,22 @@ def _older_weights(facts: Facts, old: list[str]) -> Observations:
             problem += f". Compared with the shard files: {facts.second_copy.value}"
             severity = _SEVERITIES_OF_COPY[facts.second_copy]
     yield Observation(short(old[0]), problem, remedy, severity=severity)
+
+
+def _adapter_on_top(folder: Folder) -> Observation:
+    """Return the note on an adapter next to a full model.
+
+    It is a warning if the adapter's weights are missing.
+    """
+    problem = f"the folder has a full model and {ADAPTER_CONFIG}. If peft is installed, transformers loads the adapter"
+    problem += " on top of the model, and other loaders do not"
+    remedy = "none needed if that is intended; else move the adapter's files out of the folder"
+    severity: Severity = "info"
+    if _ADAPTER_WEIGHTS.isdisjoint(folder.files):
+        problem += ". The adapter's weights are missing, so transformers then stops"
+        remedy = f"move {ADAPTER_CONFIG} out of the folder, or add adapter_model.safetensors"
+        severity = "warning"
+    return Observation(ADAPTER_CONFIG, problem, remedy, severity=severity)
 
 
 def _other_formats(folder: Folder, old: list[str]) -> Observations:
