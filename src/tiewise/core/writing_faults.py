@@ -41,7 +41,7 @@ class WritingFault:
         return f"{self.cure}, or {elsewhere}"
 
 
-_NO_SPACE = WritingFault("no space left while writing", "make room there", _ANOTHER_DISK)
+NO_SPACE = WritingFault("no space left while writing", "make room there", _ANOTHER_DISK)
 _TOO_LARGE = WritingFault("a file became too large", "raise the limit on the size of a file (ulimit -f)", _ANOTHER_DISK)
 _BROKEN = WritingFault("the disk or its file system failed", "check the disk", _ANOTHER_DISK)
 _READ_ONLY = WritingFault("the file system is read-only", "mount it for writing", _ANOTHER_DISK)
@@ -55,8 +55,8 @@ _OTHER = WritingFault(_CANNOT, "", _ANOTHER_PATH)
 
 # names of errors, because some systems lack some of them
 _FAULTS_BY_NAME = {
-    "ENOSPC": _NO_SPACE,
-    "EDQUOT": _NO_SPACE,
+    "ENOSPC": NO_SPACE,
+    "EDQUOT": NO_SPACE,
     "EFBIG": _TOO_LARGE,
     "EIO": _BROKEN,
     "ENXIO": _BROKEN,

@@ -510,7 +510,7 @@ def _earlier_best_step(job: Job, last: MeasuredStep) -> int | None:
     """
     if not keeps_best(job) or last.tune_nll is None or not math.isfinite(last.tune_nll):
         return None
-    best = lowest_step(tuning_losses(job.folder) | {last.step: last.tune_nll}, job.spec)
+    best = _lowest_tuning_step(job, last)
     if best is None or best == last.step or not weights_path(job.folder, best).exists():
         return None
     return best

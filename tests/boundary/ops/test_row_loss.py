@@ -321,9 +321,9 @@ def test_missing_support_names_the_type_the_device_or_the_package(monkeypatch):
     x = tensors_of(torch.ones(2))
     on_meta = tensors_of(torch.ones(2, device="meta"))
     assert row_loss.missing_support(x, torch.float64) == "has no products in float64"
-    monkeypatch.setattr(devices, "_has_triton", lambda: False)
+    monkeypatch.setattr(devices, "has_triton", lambda: False)
     assert row_loss.missing_support(x, torch.float32) == "needs triton; pip install triton"
-    monkeypatch.setattr(devices, "_has_triton", lambda: True)
+    monkeypatch.setattr(devices, "has_triton", lambda: True)
     assert row_loss.missing_support(x, torch.float32) == "runs on a GPU, and the features are on a cpu"
     assert row_loss.missing_support(on_meta, torch.float32) == "runs on a GPU, and the features are on a meta"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -336,7 +336,7 @@ def test_missing_support_names_the_type_the_device_or_the_package(monkeypatch):
 
 def test_tensors_without_memory_of_their_own_are_refused(monkeypatch):
     """Triton would read the address 0 of a fake tensor or of a wrapper of tensors."""
-    monkeypatch.setattr(devices, "_has_triton", lambda: True)
+    monkeypatch.setattr(devices, "has_triton", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     x = torch.ones(2)
     with FakeTensorMode() as mode, gpu_branch():

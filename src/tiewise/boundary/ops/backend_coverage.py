@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tiewise.boundary.ops import gpu_chunks
 from tiewise.boundary.ops.backend_table import KERNELS
 from tiewise.boundary.ops.gpu_kernels import CHUNKED, STEPS
 from tiewise.core.backends import REDUCTIONS
@@ -57,7 +58,7 @@ def list_coverage() -> list[CoverageRow]:
 def backends_with_type(product_dtype: torch.dtype) -> frozenset[str]:
     """Return the backends that have products of a type."""
     types = {CHUNKED: tuple(TYPES)}
-    types |= {name: step.TYPES for name, step in STEPS.items()}
+    types |= dict.fromkeys(STEPS, gpu_chunks.TYPES)
     types |= {name: kernel.types for name, kernel in KERNELS.items()}
     return frozenset(name for name in COLUMNS if product_dtype in types[name])
 

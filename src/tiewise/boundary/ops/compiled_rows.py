@@ -21,7 +21,6 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +28,12 @@ from torch import Tensor
 
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import Gradients
-from tiewise.boundary.ops.gpu_chunks import PassInputs, run_chunks
+from tiewise.boundary.ops.gpu_chunks import TYPES, PassInputs, run_chunks
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
 log = logging.getLogger(__name__)
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LACKS = {"logits": "rounds logits, and logits='fp32' asks for exact ones"}  # option → what a refusal says
 COMPILER = "inductor"
 ANNOUNCED = (
@@ -71,14 +69,15 @@ def missing_support(tensors: LossTensors, product_dtype: torch.dtype) -> str:
 
     It is empty if the pass runs.
     """
+    features, weight, _, _ = tensors
     if product_dtype not in TYPES:
         return f"has no products in {product_dtype}".replace("torch.", "")
-    for x in (tensors.features, tensors.weight):
-        if type(x) not in devices.PLAIN:
-            return f"runs on plain tensors, not on a {type(x).__name__}"
-    if tensors.features.is_cuda and find_spec("triton") is None:
+    refusal = devices.refuse_subclass(features) or devices.refuse_subclass(weight)
+    if refusal:
+        return refusal
+    if features.is_cuda and not devices.has_triton():
         return "needs triton; pip install triton"
-    if product_dtype != torch.float32 and not devices.has_wide_products(tensors.features):
+    if product_dtype != torch.float32 and not devices.has_wide_products(features):
         return "needs fp32 sums of narrow products: torch 2.8 or later on CUDA"
     return ""
 

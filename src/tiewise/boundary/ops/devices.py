@@ -135,17 +135,28 @@ def missing_triton(x: Tensor) -> str:
     It is empty if they can. They run on Nvidia's cards from Ampere on, and on a CPU that emulates a GPU under
     triton's interpreter.
     """
-    if not _has_triton():
+    if not has_triton():
         return "needs triton; pip install triton"
     device = x.device.type
     if device == "cuda" and not _has_new_card(x.device):
         return "needs an Nvidia GPU of compute capability 8.0 or higher"
-    if type(x) not in PLAIN:
-        return f"runs on plain tensors, not on a {type(x).__name__}"
+    refusal = refuse_subclass(x)
+    if refusal:
+        return refusal
     is_emulated = device == "cpu" and not is_cpu(x) and os.environ.get("TRITON_INTERPRET") == "1"
     if device == "cuda" or is_emulated:
         return ""
     return f"runs on a GPU, and the features are on a {device}"
+
+
+def refuse_subclass(x: Tensor) -> str:
+    """Return why a pass refuses the class of a tensor, as the rest of a sentence.
+
+    It is empty for a class in PLAIN.
+    """
+    if type(x) in PLAIN:
+        return ""
+    return f"runs on plain tensors, not on a {type(x).__name__}"
 
 
 @cache
@@ -155,7 +166,7 @@ def _has_new_card(device: torch.device) -> bool:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     """Return whether triton is installed."""
     return find_spec("triton") is not None
 

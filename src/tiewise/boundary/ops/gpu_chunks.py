@@ -31,6 +31,8 @@ from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import MINIMUM_ROWS, ROW_MULTIPLE, LossOptions
 
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the products; steps compute in fp32
+
 
 class RowStep(Protocol):
     """Computation of one pass between the products of each chunk."""

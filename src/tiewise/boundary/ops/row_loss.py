@@ -15,11 +15,10 @@ from torch import Tensor
 
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import Gradients
-from tiewise.boundary.ops.gpu_chunks import PassInputs, run_chunks
+from tiewise.boundary.ops.gpu_chunks import TYPES, PassInputs, run_chunks
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)  # types of the products; the kernel computes in fp32
 LACKS: dict[str, str] = {}  # options that the kernel lacks
 BLOCK = 8192  # most columns that a program of the kernel processes at a time; 2048 and 4096 were slower on an H100
 LEAST_BLOCK = 512

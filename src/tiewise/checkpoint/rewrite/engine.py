@@ -34,6 +34,7 @@ from tiewise.core.files import format_bytes
 from tiewise.core.measurement import percent
 from tiewise.core.records import to_record
 from tiewise.core.result import PrintedResult, Row
+from tiewise.core.writing_faults import NO_SPACE
 
 SCHEMA = 1  # version of the schema of a receipt's record
 MOST_LISTED = 6  # tensors named in one line
@@ -329,7 +330,7 @@ class _Rewrite:
         needed = self.plan.new_bytes + copied + texts
         if free < needed:
             problem = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
-            raise CheckpointError(problem, "make room there, or choose another disk")
+            raise CheckpointError(problem, NO_SPACE.remedy())
 
     def write(self) -> tuple[str, ...]:
         """Write the result, verify it, and rename it to its destination.
