@@ -107,9 +107,10 @@ def test_minus_infinity_and_targets_outside_are_those_of_the_row_kernel(softcap,
     got, grads = gradients(compiled_loss, (h, w, b), t, upstream=torch.ones(N), reduction="none", softcap=softcap)
     torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
     assert all(x.isfinite().all() for x in grads)
-    settings = compiled_rows.RowSettings.of(LossOptions(), needs_slopes=False)
+    settings = compiled_rows.RowSettings(-100, needs_slopes=False)
+    options = compiled_rows.RowOptions.of(LossOptions(), None, h)
     losses = compiled_rows.compute_rows(
-        settings, h @ w.T, torch.tensor([V, -1, -100] + [0] * (N - 3)), h.new_ones(()), None, None
+        settings, h @ w.T, torch.tensor([V, -1, -100] + [0] * (N - 3)), h.new_ones(()), options
     )
     assert losses[:2].isnan().all()
     assert losses[2] == 0
@@ -179,6 +180,30 @@ def test_each_set_of_options_is_compiled_once_for_every_number_of_tokens(emulate
     assert [record.message for record in caplog.records if record.name == compiled_rows.__name__] == [
         compiled_rows.ANNOUNCED
     ]
+
+
+def test_other_values_of_the_options_are_not_compiled_again(emulated, monkeypatch):
+    """A learned temperature changes the scale at every step."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(inputs)
+        return graph.forward
+
+    monkeypatch.setattr(compiled_rows, "COMPILER", count)
+    (h, w, b), t = problem(torch.float32, n=N, v=V, spread=0.5)
+    for scale, softcap, smoothing, z_loss in ((0.3, 2.0, 0.1, 0.01), (0.7, 3.0, 0.2, 0.02), (0.9, 4.0, 0.3, 0.03)):
+        kw = {"scale": scale, "softcap": softcap, "label_smoothing": smoothing, "z_loss": z_loss}
+        truth, true_grads = gradients(oracle, [x.double() for x in (h, w, b)], t, **kw)
+        tensors, options = LossTensors(h, w, b, t), LossOptions(reduction="sum", **kw)
+        share = 1 / (t != -100).sum()
+        losses, grads = compiled_rows.loss_pass(options, tensors, torch.float32, (True, True, True), share)
+        assert error(losses.sum() * share, truth) < 2e-6
+        assert_near(grads, true_grads, 2e-6)
+    assert len(graphs) == 1
+    for used in ({"scale": 0.5}, {"scale": 1.0}, {"z_loss": 0.5}, {"scale": 0.2}):
+        compiled_rows.loss_pass(LossOptions(**used), LossTensors(h, w, None, t), torch.float32, (False,) * 3, None)
+    assert len(graphs) == 4  # one for each set of options
 
 
 def test_compiled_model_may_contain_the_loss(emulated, monkeypatch):

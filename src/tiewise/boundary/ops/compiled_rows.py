@@ -10,8 +10,8 @@ is fp32. With the letters of `row_kernels`, row i of the logits x has
 Inductor makes two kernels of it: one reads a row for its loss, the other writes the slopes over the logits. So bf16
 logits take half the memory of `row_loss`'s fp32 products, and half its traffic.
 
-Each set of options and width of the vocabulary is compiled once in a process, for every number of tokens. Inductor
-keeps its kernels on disk. A line of the log announces the first compilation.
+Each set of options and width of the vocabulary is compiled once in a process, for every number of tokens and all
+values of the options. Inductor keeps its kernels on disk. A line of the log announces the first compilation.
 """
 
 from __future__ import annotations
@@ -41,27 +41,53 @@ ANNOUNCED = (
     " TIEWISE_LOSS=tiewise compiles nothing"
 )
 
-# (logits, targets, factors on the losses, bias, class weights) → losses, with the slopes in place of the logits
-CompiledRows = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
-
 
 @dataclass(frozen=True)
 class RowSettings:
-    """Numbers and flags that are constants of a compiled step."""
+    """Constants of a compiled step."""
 
-    scale: float
-    softcap: float | None
     ignore_index: int
-    label_smoothing: float
-    z_loss: float
     needs_slopes: bool
 
+
+class RowOptions(NamedTuple):
+    """Options of a loss as fp32 tensors on the device; None if not used.
+
+    A compiled step has no value of them: a scale that changes in training is not compiled again.
+    """
+
+    scale: Tensor | None  # []
+    softcap: Tensor | None  # []
+    label_smoothing: Tensor | None  # []
+    z_loss: Tensor | None  # []
+    bias: Tensor | None  # [V]
+    class_weight: Tensor | None  # [V]
+
     @classmethod
-    def of(cls, options: LossOptions, *, needs_slopes: bool) -> RowSettings:
-        """Return the settings of a loss."""
-        softcap = None if options.softcap is None else float(options.softcap)
-        numbers = float(options.scale), softcap, int(options.ignore_index)
-        return cls(*numbers, float(options.label_smoothing), float(options.z_loss), needs_slopes)
+    def of(cls, options: LossOptions, bias: Tensor | None, like: Tensor) -> RowOptions:
+        """Return the options of a loss; `like` is an fp32 tensor on the device."""
+        return cls(
+            scale=_to_scalar(options.scale, 1.0, like),
+            softcap=_to_scalar(options.softcap, None, like),
+            label_smoothing=_to_scalar(options.label_smoothing, 0.0, like),
+            z_loss=_to_scalar(options.z_loss, 0.0, like),
+            bias=_to_fp32(bias),
+            class_weight=_to_fp32(options.class_weight),
+        )
+
+
+def _to_scalar(value: Any, unused: float | None, like: Tensor) -> Tensor | None:
+    """Return a number as a tensor [], or None if it is `unused`. Nothing waits for the device."""
+    return None if value == unused else like.new_full((), float(value))
+
+
+def _to_fp32(x: Tensor | None) -> Tensor | None:
+    """Return a tensor in fp32; None stays None."""
+    return None if x is None else x.float()
+
+
+# (logits, targets, factors on the losses, options) → losses, with the slopes in place of the logits
+CompiledRows = Callable[[Tensor, Tensor, Tensor, RowOptions], Tensor]
 
 
 def missing_support(tensors: LossTensors, product_dtype: torch.dtype) -> str:
@@ -96,7 +122,7 @@ def loss_pass(
     """
     tensors = LossTensors(*tensors)
     inputs = PassInputs(options, tensors, product_dtype, needs, row_weight, into)
-    settings = RowSettings.of(options, needs_slopes=any(needs))
+    settings = RowSettings(int(options.ignore_index), needs_slopes=any(needs))
     return run_chunks(inputs, lambda losses: _CompiledStep(inputs, settings, losses), buffer_dtype=product_dtype)
 
 
@@ -105,10 +131,8 @@ class _CompiledStep:
 
     def __init__(self, inputs: PassInputs, settings: RowSettings, like: Tensor) -> None:
         """Convert the arguments to fp32; `like` is an fp32 tensor on the device."""
-        bias, class_weight, row_weight = inputs.tensors.bias, inputs.options.class_weight, inputs.row_weight
-        self.row_weight = like.new_ones(()) if row_weight is None else row_weight.float()
-        self.bias = None if bias is None else bias.float()
-        self.class_weight = None if class_weight is None else class_weight.float()
+        self.row_weight = like.new_ones(()) if inputs.row_weight is None else inputs.row_weight.float()
+        self.options = RowOptions.of(inputs.options, inputs.tensors.bias, like)
         self.compute = compiled_rows(settings, len(inputs.tensors.weight), inputs.product_dtype)
 
     def run(self, products: Tensor, slopes: Tensor, losses: Tensor, targets: Tensor, part: slice) -> None:
@@ -117,7 +141,7 @@ class _CompiledStep:
         for by_token in (products, targets, row_weight):
             if by_token.dim():
                 torch._dynamo.maybe_mark_dynamic(by_token, 0)
-        losses.copy_(self.compute(products, targets, row_weight, self.bias, self.class_weight))
+        losses.copy_(self.compute(products, targets, row_weight, self.options))
 
 
 @cache
@@ -151,8 +175,7 @@ def compute_rows(
     logits: Tensor,
     targets: Tensor,
     row_weight: Tensor,
-    bias: Tensor | None,
-    class_weight: Tensor | None,
+    options: RowOptions,
 ) -> Tensor:
     """Return the losses [n] of logits [n, V], and write slopes over the logits.
 
@@ -161,12 +184,12 @@ def compute_rows(
     vocab = logits.shape[1]
     is_counted = targets != settings.ignore_index
     has_target = (targets >= 0) & (targets < vocab)
-    rows = _read_rows(settings, logits, targets.where(has_target, 0), bias, class_weight)
-    losses = _row_losses(settings, rows, class_weight)
+    rows = _read_rows(logits, targets.where(has_target, 0), options)
+    losses = _row_losses(rows, options)
     losses = losses.where(has_target, torch.nan)  # a target outside the vocabulary must not pass unseen
     if settings.needs_slopes:
         is_target = torch.arange(vocab, device=targets.device) == targets[:, None]
-        slopes = _row_slopes(settings, rows, row_weight, is_target, class_weight)
+        slopes = _row_slopes(rows, row_weight, is_target, options)
         logits.copy_(slopes.where(is_counted[:, None], 0))
     return losses.where(is_counted, 0)
 
@@ -183,51 +206,54 @@ class _Rows(NamedTuple):
     spread: Tensor | float  # ε mean(w)
 
 
-def _read_rows(
-    settings: RowSettings, logits: Tensor, place: Tensor, bias: Tensor | None, class_weight: Tensor | None
-) -> _Rows:
+def _read_rows(logits: Tensor, place: Tensor, options: RowOptions) -> _Rows:
     """Return the parts of the losses whose targets are `place` [n]."""
-    z = logits.float() * settings.scale
-    if bias is not None:
-        z = z + bias
-    if settings.softcap is not None:
-        z = settings.softcap * torch.tanh(z / settings.softcap)
+    z = logits.float()
+    if options.scale is not None:
+        z = z * options.scale
+    if options.bias is not None:
+        z = z + options.bias
+    if options.softcap is not None:
+        z = options.softcap * torch.tanh(z / options.softcap)
     top = z.amax(1, keepdim=True)
     exponentials = (z - top).exp()
     total = exponentials.sum(1)
     log_total = total.log()
     nll = log_total - (z.gather(1, place[:, None]) - top)[:, 0]
-    hit: Tensor | float = 1 - settings.label_smoothing
-    spread: Tensor | float = settings.label_smoothing
-    if class_weight is not None:
-        hit = hit * class_weight[place]
-        spread = spread * class_weight.mean()
+    hit: Tensor | float = 1.0
+    spread: Tensor | float = 0.0
+    if options.label_smoothing is not None:
+        hit, spread = 1 - options.label_smoothing, options.label_smoothing
+    if options.class_weight is not None:
+        hit = hit * options.class_weight[place]
+        spread = spread * options.class_weight.mean()
     return _Rows(z, exponentials, total, top[:, 0] + log_total, nll, hit, spread)
 
 
-def _row_losses(settings: RowSettings, rows: _Rows, class_weight: Tensor | None) -> Tensor:
+def _row_losses(rows: _Rows, options: RowOptions) -> Tensor:
     """Return the losses [n]."""
     losses = rows.hit * rows.nll
-    if settings.z_loss:
-        losses = losses + settings.z_loss * rows.lse.square()
-    if settings.label_smoothing:
-        weighted = rows.z if class_weight is None else rows.z * class_weight
-        share = settings.label_smoothing / rows.z.shape[1]
+    if options.z_loss is not None:
+        losses = losses + options.z_loss * rows.lse.square()
+    if options.label_smoothing is not None:
+        weighted = rows.z if options.class_weight is None else rows.z * options.class_weight
+        share = options.label_smoothing / rows.z.shape[1]
         losses = losses + rows.spread * rows.lse - share * weighted.sum(1)
     return losses
 
 
-def _row_slopes(
-    settings: RowSettings, rows: _Rows, row_weight: Tensor, is_target: Tensor, class_weight: Tensor | None
-) -> Tensor:
+def _row_slopes(rows: _Rows, row_weight: Tensor, is_target: Tensor, options: RowOptions) -> Tensor:
     """Return the slopes [n, V] of row_weight ∘ losses."""
-    c = row_weight * (rows.hit + rows.spread + 2 * settings.z_loss * rows.lse) / rows.total
+    by_probability = rows.hit + rows.spread
+    if options.z_loss is not None:
+        by_probability = by_probability + 2 * options.z_loss * rows.lse
+    c = row_weight * by_probability / rows.total
     slopes = c[:, None] * rows.exponentials
-    if settings.label_smoothing:
-        flat = (settings.label_smoothing / is_target.shape[1] * row_weight)[..., None]
-        slopes = slopes - (flat if class_weight is None else flat * class_weight)
+    if options.label_smoothing is not None:
+        flat = (options.label_smoothing / is_target.shape[1] * row_weight)[..., None]
+        slopes = slopes - (flat if options.class_weight is None else flat * options.class_weight)
     q = (row_weight * rows.hit)[..., None]
     slopes = torch.where(is_target, slopes - q, slopes)
-    if settings.softcap is not None:
-        slopes = slopes * (1 - (rows.z / settings.softcap).square())
+    if options.softcap is not None:
+        slopes = slopes * (1 - (rows.z / options.softcap).square())
     return slopes
