@@ -240,12 +240,12 @@ def ratio(part: float, total: float) -> float:
 
 
 @lru_cache
-def critical_t(df: int, level: float = ALPHA) -> float:
+def critical_t(df: float, level: float = ALPHA) -> float:
     """Return c with P(|T| > c) = `level` for `df` ≥ 1 degrees of freedom."""
     return float(scipy.special.stdtrit(df, 1 - level / 2))
 
 
-def two_sided_p(t: float, df: int) -> float:
+def two_sided_p(t: float, df: float) -> float:
     """Return P(|T| ≥ |t|) for `df` ≥ 1 degrees of freedom."""
     return 2 * float(scipy.special.stdtr(df, -abs(t)))
 
@@ -296,7 +296,7 @@ def interaction_residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @lru_cache
-def detectable_difference(df: int, level: float = ALPHA) -> float:
+def detectable_difference(df: float, level: float = ALPHA) -> float:
     """Return the true difference that a repeated study detects with probability `POWER`.
 
     Its unit is the estimated standard error of the mean.
