@@ -39,7 +39,7 @@ SPECS = words(
     projected:6,penalty=0.1 projected:6,decay=0.1 projected:6,out_bias residual:2 residual:r=2,s=0.1 spd
     tied+bias tied+input_scale=sqrt_d tied+input_scale=2 untied+output_scale=1/sqrt_d tied+output_scale=1/d
     tied+softcap=3 tied+alpha=0.5 tied+pad=0 untied+init=0.05 untied+tie_at=4 tied+untie_at=4
-    factored:4+bias+softcap=30+init=0.05
+    factored:4+bias+softcap=30+init=0.05 tied+free=3
     """
 )
 REFUSED = words(
@@ -206,7 +206,7 @@ def boundaries():
         if "tie_at" in spec:
             result[spec] = _message(lambda spec=spec: tiewise.Boundary(spec, V, E))
             continue
-        built = tiewise.Boundary(spec, V, E)
+        built = tiewise.Boundary(spec, V, E, counts=range(V))
         values = float(built.table_in.detach().double().abs().sum())
         with torch.no_grad():
             for place, parameter in enumerate(built.parameters()):

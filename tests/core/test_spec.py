@@ -13,7 +13,8 @@ scales = st.none() | st.sampled_from(sorted(SCALES))
 maps, switches = st.sampled_from([None, True, False]), st.booleans()
 projected = {"width": st.none() | sizes, "in_map": maps, "out_map": maps, "two_tables": switches}
 KINDS = {
-    **{kind: [{}] for kind in ("untied", "tied", "spd")},
+    **{kind: [{}] for kind in ("untied", "spd")},
+    "tied": [{"free": st.none() | sizes}],
     "factored": [{"width": sizes}],
     "factored-untied": [{"width": sizes, "out_width": st.none() | sizes}],
     "residual": [{"rank": sizes, "strength": numbers}],
@@ -72,6 +73,9 @@ def test_boundary_spec_prints_canonical_form(text, canonical):
         ("tied:4", "unknown argument of tied"),
         ("tied+bais", "unknown option 'bais'"),
         ("tied+bias=1", "takes no value"),
+        ("tied+free=0", "must be a whole number, 1 or more"),
+        ("tied+free=1e3", "must be a whole number, 1 or more"),
+        ("spd+free=4", "only a tied table has rows to free"),
         ("tied+softcap", "must be a number"),
         ("tied+softcap=nan", "must be a positive number"),
         ("tied+pad=1+pad=2", "given twice"),
@@ -107,6 +111,7 @@ def test_scales_are_computed_from_model_width():
         ("projected:48", {"in_map.weight": (32, 48), "out_map.weight": (48, 32)}),
         ("residual:2", {"out_map.p": (32, 2), "out_map.q": (2, 32)}),
         ("spd", {"out_map.factor": (32, 32)}),
+        ("tied+free=7", {"free.rows": (7, 32)}),
     ],
 )
 def test_map_shapes_returns_shapes_for_model_of_width_32(text, shapes):

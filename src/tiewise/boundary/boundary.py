@@ -30,11 +30,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiewise.boundary.free_rows import FreeRows
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import SpecError
+from tiewise.core.frequent_tokens import most_frequent
 from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.core.spec_options import BOUNDARY
 from tiewise.planning.first_loss import sound_std, starting_nll
@@ -222,16 +224,19 @@ class Boundary(nn.Module):
         spec: the boundary to build, a `BoundarySpec` or its text, such as `"factored:64+bias"`.
         vocab: vocabulary size V, or `Vocabularies` if input and output differ.
         width: width D of the body.
+        counts: [V_out], how often each token occurs, by which `+free=K` chooses its tokens.
 
     Attributes:
         table_in, table_out: [V, E] Parameters; the same object if tied.
         in_map, out_map: modules, or None where the spec has the identity.
         bias: [V_out] Parameter, or None.
+        free: `FreeRows` of `+free=K`, or None.
         record: `PathRecord` that stores the lookup path's gradient rows for `path_norms`; None (the default) stores
             nothing.
 
     Raises:
-        SpecError: these sizes cannot have the spec, or the spec has a schedule (which belongs to a training run).
+        SpecError: these sizes cannot have the spec, the spec has a schedule (which belongs to a training run), or
+            `+free=K` has no counts.
 
     >>> boundary = Boundary("factored:4+bias", vocab=10, width=8)
     >>> boundary.embed(torch.tensor([[1, 2, 3]])).shape
@@ -240,7 +245,7 @@ class Boundary(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int) -> None:
+    def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int, *, counts: Any = None) -> None:
         super().__init__()
         self.spec = BoundarySpec.parse(spec)
         if not isinstance(vocab, Vocabularies):
@@ -253,6 +258,9 @@ class Boundary(nn.Module):
         self.bias: nn.Parameter | None = None
         if self.spec.bias:
             self.bias = nn.Parameter(torch.empty(self.vocab.outputs))
+        self.free: FreeRows | None = None
+        if self.spec.free is not None:
+            self.free = FreeRows(most_frequent(self.spec, counts, self.vocab), width)
         self.input_scale, self.output_scale = self.spec.scales(width)
         self.output_index: Tensor | None
         self.register_buffer("output_index", self._make_output_index(), persistent=False)
@@ -298,13 +306,13 @@ class Boundary(nn.Module):
     def reset_parameters(self) -> None:
         """Draw tables from N(0, σ²) and reset the maps.
 
-        σ is `init` of the spec, or else `sound_std(width)`. Bias and padding row become zero.
+        σ is `init` of the spec, or else `sound_std(width)`. Bias, padding row and the free rows' Δ become zero.
         """
         std = self.spec.init or sound_std(self.width)
         for table in dict.fromkeys((self.table_in, self.table_out)):
             draw(table, std, self.spec.pad)
-        for module in (self.in_map, self.out_map):
-            if isinstance(module, LinearMap | LowRankCorrection | PositiveDefinite):
+        for module in (self.in_map, self.out_map, self.free):
+            if isinstance(module, LinearMap | LowRankCorrection | PositiveDefinite | FreeRows):
                 module.reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -338,7 +346,10 @@ class Boundary(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return all logits [.., V_out] of hidden states [.., D]."""
         hidden = apply_map(self.out_map, hidden)
-        z = F.linear(hidden, self._output_rows(self._head_table())) * self.output_scale
+        z = F.linear(hidden, self._output_rows(self._head_table()))
+        if self.free is not None:
+            z = self.free.add_logits(z, hidden)
+        z = z * self.output_scale
         if self.bias is not None:
             z = z + self.bias
         return soft_cap(z, self.spec.softcap)
@@ -374,7 +385,8 @@ class Boundary(nn.Module):
             Loss in nats, as from `loss`.
 
         Raises:
-            SpecError: `into` with a padding row, whose gradient must be zero and would be written.
+            SpecError: `into` with a padding row, whose gradient must be zero and would be written, or with free rows,
+                whose gradient it lacks.
         """
         if into is not None and self.spec.pad is not None:
             raise SpecError(f"into with pad={self.spec.pad}", "leave into out, and autograd has the gradient")
@@ -408,7 +420,7 @@ class Boundary(nn.Module):
         """
         self.spec.require_tables_alone()
         table_in = apply_map(self.in_map, self.table_in[: self.vocab.inputs])
-        table_out = dense_output(self._output_rows(self.table_out), self.out_map, self.width)
+        table_out = dense_output(self._free_rows(self._output_rows(self.table_out)), self.out_map, self.width)
         return table_in * self.input_scale, table_out * self.output_scale
 
     def extra_repr(self) -> str:
@@ -452,8 +464,17 @@ class Boundary(nn.Module):
             return table[: self.vocab.outputs]
         return table[self.output_index]
 
+    def _free_rows(self, rows: Tensor) -> Tensor:
+        """Return output rows [V_out, E] with the separate rows of the free tokens."""
+        if self.free is None:
+            return rows
+        return self.free.table(rows)
+
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
         """Return the fused loss of `hidden` with the output rows of `table`."""
+        if self.free is not None and options.get("into") is not None:
+            raise SpecError(f"into with free={self.spec.free}", "leave into out, and autograd has the gradients")
         loss_options = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
         hidden = apply_map(self.out_map, hidden)
-        return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, loss_options, **options)
+        rows = self._free_rows(self._output_rows(table))
+        return linear_cross_entropy(hidden, rows, targets, self.bias, loss_options, **options)

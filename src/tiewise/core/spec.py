@@ -27,6 +27,7 @@ from tiewise.core.spec_options import (
     AS_SAVED,
     AS_TABLES,
     BACKENDS,
+    BOUNDARY,
     FLAX_RUN,
     GRADIENT,
     INPUT_ROWS,
@@ -57,10 +58,12 @@ from tiewise.core.spec_options import (
     positive,
     row_number,
     scale,
+    token_count,
 )
 
 MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool supports
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
+FREE_ROWS = "free.rows"  # name of Δ [K, D]
 _IN_TRAINING = Refusal(" changes during training", "give the schedule to a training run; build the boundary without it")
 
 
@@ -176,6 +179,15 @@ class BoundarySpec:
         other_tools=NEVER,
         no_tables=Refusal(" has a soft-cap, which is not linear", "save it without the soft-cap, or keep tiewise"),
     )
+    free: int | None = option(
+        None,
+        token_count,
+        "`free=K`",
+        "`tied` only: the K most frequent tokens have separate output rows, E + Δ; Δ [K, D] starts at zero",
+        LOGITS,
+        backends=frozenset({BOUNDARY}),
+        other_tools=AS_TABLES,
+    )
     alpha: float = option(
         1.0,
         not_negative,
@@ -243,6 +255,7 @@ class BoundarySpec:
         self._check_kind()
         self._check_numbers()
         self._check_combinations()
+        self._check_free_rows()
 
     def _check_kind(self) -> None:
         """Refuse an unknown kind, a missing size, and an argument that the kind does not take."""
@@ -275,6 +288,17 @@ class BoundarySpec:
             raise SpecError(f"tie_at on {self.kind}: there is nothing to tie", "use untied+tie_at=STEP")
         if self.untie_at is not None and self.kind != "tied":
             raise SpecError(f"untie_at on {self.kind}: there is nothing to untie", "use tied+untie_at=STEP")
+
+    def _check_free_rows(self) -> None:
+        """Refuse a wrong number of free rows, and kinds without a tied table."""
+        if self.free is None:
+            return
+        if type(self.free) is not int or self.free < 1:
+            raise SpecError(f"free = {self.free!r} in {self.kind}", "give a whole number of tokens, 1 or more")
+        if self.kind != "tied":
+            raise SpecError(f"free on {self.kind}: only a tied table has rows to free", "use tied+free=K")
+        if self.untie_at is not None:
+            raise SpecError("free with untie_at, which frees all rows", "leave one of the two out")
 
     @classmethod
     def parse(cls, text: str | BoundarySpec) -> BoundarySpec:
@@ -411,6 +435,8 @@ class BoundarySpec:
         if self.kind == "residual":
             rank = self.rank or 0
             return {"out_map.p": (d, rank), "out_map.q": (rank, d)}
+        if self.free is not None:
+            return {FREE_ROWS: (self.free, d)}
         if self.kind == "spd":
             return {"out_map.factor": (d, d)}
         has_in, has_out = self.maps(d)
@@ -423,6 +449,11 @@ class BoundarySpec:
         if self.out_bias:
             shapes["out_map.bias"] = (out_width,)
         return shapes
+
+    def require_free_tokens(self, vocab: int) -> None:
+        """Refuse more free rows than the `vocab` output tokens."""
+        if self.free is not None and self.free > vocab:
+            raise SpecError(f"{self}: the vocabulary has {vocab} tokens", f"choose K ≤ {vocab}")
 
     def scales(self, d: int) -> tuple[float, float]:
         """Return (input scale, output scale) as numbers in a model of width `d`."""

@@ -10,6 +10,7 @@ entry does not list the backend is refused there, so an entry without behaviour 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -167,6 +168,13 @@ positive = _reader(float, lambda value: 0 < value < math.inf, "a positive number
 not_negative = _reader(float, lambda value: 0 <= value < math.inf, "zero or a positive number")
 count = _reader(int, lambda value: value >= 1, "1 or more")
 row_number = _reader(int, lambda value: value >= 0, "a row number, 0 or more")
+
+
+def token_count(text: str) -> int:
+    """Read a number of tokens."""
+    if not re.fullmatch(r"0*[1-9][0-9]*", text):
+        raise ValueError("must be a whole number, 1 or more")
+    return int(text)
 
 
 def scale(text: str) -> str:
