@@ -12,7 +12,7 @@ from tiewise.core.errors import UnsupportedError
 REDUCTIONS = ("mean", "sum", "none")
 # implementations of PyTorch's loss on a GPU
 TIEWISE_BACKENDS = ("tiewise", "triton", "chunked", "compile")
-PACKAGE_BACKENDS = ("liger", "liger-sm90", "cce")  # of other packages
+PACKAGE_BACKENDS = ("torch", "liger", "liger-sm90", "cce")  # of torch and other packages
 DESCRIBED_BACKENDS = ("quack", "liger-sm100")  # recognised, and refused with the reason
 BACKENDS = (*TIEWISE_BACKENDS, *PACKAGE_BACKENDS, "auto")
 

@@ -25,6 +25,7 @@ from tiewise.boundary.ops import compiled_rows, exactness, gpu_kernels
 from tiewise.boundary.ops.chunked import loss_pass
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.gpu_kernels import KERNELS
+from tiewise.boundary.ops.package_pass import PackagePass
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
@@ -45,7 +46,12 @@ CLAIMED = [
 ]
 
 
+HAS_TORCHS_LOSS = torch.__version__.partition("+")[0] in KERNELS["torch"].versions
+
+
 def installed(name):
+    if name == "torch":
+        return HAS_TORCHS_LOSS
     return name not in KERNELS or find_spec(KERNELS[name].entry_point.split(".")[0].split(":")[0]) is not None
 
 
@@ -56,6 +62,8 @@ def device(request, monkeypatch):
     if not installed(name):
         pytest.skip(f"{name}: NOT COMPARED, not installed: pip install {KERNELS[name].package}")
     if not INTERPRETED:
+        if name == "torch":
+            return "cuda" if torch.cuda.is_available() else "cpu"
         if not torch.cuda.is_available():
             pytest.skip(f"{name}: NOT COMPARED on a GPU, torch sees none")
         return "cuda"
@@ -139,6 +147,8 @@ def test_backend_supports_freezing_repeated_backward_compile_and_autocast(name, 
         got, found = gradients(compiled, (h, w, None), t, upstream=up, reduction=reduction)
         assert error(got, eager) < near
         assert_near(found, eager_grads, near)
+    if torch.bfloat16 not in TYPES[name]:
+        return
     with torch.autocast(device, dtype=torch.bfloat16):
         got, found = gradients(step, (h.float(), w.float(), None), t)
     assert error(got, loss) < NEAR[torch.bfloat16]
@@ -222,7 +232,7 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
         linear_cross_entropy(h, w, t)
     with pytest.raises(
         ValueError,
-        match="unknown backend 'cut'; choose one of tiewise, triton, chunked, compile, liger, liger-sm90, cce, auto",
+        match="'cut'; choose one of tiewise, triton, chunked, compile, torch, liger, liger-sm90, cce, auto",
     ):
         linear_cross_entropy(h, w, t, backend="cut")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -361,6 +371,34 @@ def test_error_of_requested_backend_is_measured_at_first_use(kernels, name, redu
             UnsupportedError, match=f"with {name} 1.0 has .* times the error .*; take backend='tiewise'"
         ):
             loss()
+
+
+@pytest.mark.skipif(not HAS_TORCHS_LOSS, reason="needs torch 2.13.0")
+def test_torchs_loss_is_exact_in_fp32_alone():
+    """The reason for its row in the table of backends."""
+    torch_loss = PackagePass(F.linear_cross_entropy, KERNELS["torch"])
+    for reduction in ("sum", "none"):
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            (h, w, b), t = problem(kind, n=300, v=700)
+            options = LossOptions(reduction=reduction)
+            excess = exactness.measure_excess(torch_loss, options, LossTensors(h, w, b, t), kind)
+            assert (excess <= 2) == (kind in KERNELS["torch"].types)
+
+
+@pytest.mark.skipif(not HAS_TORCHS_LOSS, reason="needs torch 2.13.0")
+def test_torchs_loss_is_explained_and_chosen_by_name_or_by_auto(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled_rows, "missing_support", lambda *_: "is not tried here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(gpu_kernels, "TRIALS", gpu_kernels.Trials())
+    (h, w, b), t = problem(torch.float32)
+    assert error(linear_cross_entropy(h, w, t, b, backend="torch", chunk=7), oracle(h, w, t, b)) < 1e-6
+    explain = tiewise.boundary.explain_backends
+    assert explain(h, w, t, b)["torch"] == "supports this call; no trial has timed it in this process"
+    assert explain(h, w, t, softcap=3.0, label_smoothing=0.1)["torch"] == "has no softcap, no label_smoothing"
+    assert explain(h.bfloat16(), w.bfloat16(), t)["torch"] == "has no products in bfloat16"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # a CPU tries backends then
+    linear_cross_entropy(h, w, t, b, backend="auto")
+    assert explain(h, w, t, b)["torch"].endswith(" ms")
 
 
 def test_inexact_backend_is_left_out_of_a_trial(kernels, monkeypatch):

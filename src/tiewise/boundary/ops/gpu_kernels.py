@@ -4,6 +4,7 @@
     triton    tiewise's chunks with a kernel for rows   pip install triton (torch for CUDA brings it)
     chunked   tiewise's chunks in PyTorch
     compile   the plain computation in chunks, compiled by torch.compile (`compiled_rows`)
+    torch     `torch.nn.functional.linear_cross_entropy` of torch 2.13, also on a CPU
     liger     Liger's fused linear cross-entropy        pip install liger-kernel
     liger-sm90  Liger's kernel for Hopper               pip install liger-kernel[cutedsl]
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
@@ -203,7 +204,7 @@ def _choose_fastest(
 
     It is tiewise's pass if no other one saves LEAST_GAIN of its time, or while a CUDA graph is recorded before a trial.
     """
-    if len(candidates) == 1:
+    if len(candidates) == 1 or not _has_kernels(tensors.features.device):
         return None
     problem = _describe_problem(options, tensors, product_dtype, candidates)
     key = tuple(problem.values())
@@ -442,7 +443,7 @@ def _missing_for_kernel(
 
     It is empty if the kernel lacks nothing.
     """
-    if not _has_kernels(tensors.features.device):
+    if not (kernel.on_cpu or _has_kernels(tensors.features.device)):
         return f"runs on a GPU, and the features are on a {tensors.features.device.type}"
     lacks = [option for option in used if option not in kernel.has]
     if product_dtype not in kernel.types:
@@ -507,7 +508,7 @@ def _import_kernel(kernel: Kernel, name: str) -> Callable[..., Tensor]:
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"backend={name!r} cannot be imported ({error})", install) from error
     has = _installed_version(kernel.package)
-    if has not in kernel.versions:
+    if has.partition("+")[0] not in kernel.versions:  # torch's wheels add the device, as in 2.13.0+cu130
         tested = " and ".join(kernel.versions)
         has = has or "a copy without a version"
         raise UnsupportedError(f"backend={name!r} is tested with {kernel.package} {tested}, not {has}", install)

@@ -1,4 +1,4 @@
-"""The loss by another package's function, which autograd differentiates."""
+"""The loss by a function of torch or of another package, which autograd differentiates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiewise.core.backends import LossOptions
 
 @dataclass(frozen=True, eq=False)
 class PackagePass:
-    """Pass by another package's loss function."""
+    """Pass by a loss function of torch or of another package."""
 
     function: Callable[..., Tensor]
     kernel: Kernel
@@ -34,7 +34,12 @@ class PackagePass:
         """Return losses and gradients, as `chunked.loss_pass` does."""
         # Liger computes the table's gradient only if the features need one
         computed = (any(needs), *needs[1:3])
-        with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():
+        # an operator runs its code without autograd's dispatch keys, which leaving inference mode restores
+        with (
+            torch.inference_mode(mode=False),
+            torch.autocast(tensors[0].device.type, enabled=False),
+            torch.enable_grad(),
+        ):
             converted = _detach(options, tensors, product_dtype)
             leaves: list[Tensor] = []
             for x, is_computed in zip(converted[:3], computed, strict=True):
