@@ -168,7 +168,7 @@ def decide() -> str:
     steps = (
         (("tiewise check", "weights to continue from?"), "yes", ("keep what it has",), "no"),
         (("tiewise plan", "what share is saved?"), "under 5 %", ("either will do",), "more"),
-        (("tiewise compare", "what does the loss say?"), "no difference", ("take the smaller",), "clear"),
+        (("tiewise compare", "what does the loss say?"), "equivalent", ("take the smaller",), "clear"),
         (("two more sizes", "does it carry over?"), "yes", ("take the better",), "no"),
     )
     parts = []

@@ -471,6 +471,7 @@ CASES |= cases(
         "compare upload": f"compare {DECODER} --push-to-hub=me/my/model",
         "compare tables": f"compare {DECODER} --tables=moved",
         "compare kept step": f"compare {DECODER} --select=first",
+        "compare negative margin": f"compare {DECODER} --margin=-1",
         "train seed": f"train {DECODER} --seed=-1",
         "train fsdp": f"train {DECODER} --fsdp=2",
         "train tp": f"train {DECODER} --tp=2",
@@ -492,6 +493,7 @@ CASES |= cases(
         "sweep resume quick": "sweep --quick --resume",
         "sweep resume overwrite": "sweep grid.yaml --resume --overwrite",
         "sweep tracker": "sweep grid.yaml --report-to=trakio",
+        "sweep negative margin": "sweep grid.yaml --margin=-1",
         "sweep launcher": "sweep grid.yaml --launcher=moon",
     },
 )

@@ -194,7 +194,7 @@ def test_page_is_under_3_mb_and_loads_nothing_external(sample, page):
 
 
 def test_page_shows_the_finding_then_results_then_figures(page):
-    headings = ("Which choice is better", "No difference detected", "Results", "Paired diff", "Loss", "How it was made")
+    headings = ("Which choice is better", "Undecided: no", "Results", "Paired diff", "Loss", "How it was made")
     places = [page.words.index(word) for word in headings]
     assert places == sorted(places)
 

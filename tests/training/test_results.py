@@ -181,8 +181,8 @@ def test_finding_states_difference_with_interval_and_parameters():
 def test_finding_reports_missing_detection_and_detectable_difference():
     done = comparison(runs_of("tied", (5.0, 5.0, 5.0)) + runs_of("untied", (5.02, 4.98, 5.0), parameters=60))
     assert done.finding == (
-        "No difference detected: validation loss untied − tied is 0.000 nats/token (95 % CI −0.050 to +0.050, "
-        "3 seeds), with 40 % fewer parameters."
+        "Undecided: no difference detected, nor equivalence within 0.02 nats/token: validation loss untied − tied is "
+        "0.000 nats/token (95 % CI −0.050 to +0.050, 3 seeds), with 40 % fewer parameters."
     )
     least = done.difference("untied", "heldout_nll").detectable
     said = f"untied: 3 seeds detect a true difference of {least:.3f} nats/token in 80 of 100 repetitions"
@@ -274,7 +274,7 @@ def test_difference_among_several_arms_uses_holm_correction():
     assert (of_three.low, of_three.high) == (one.low, one.high)
     assert of_three.high < 0
     assert alone.finding.startswith("untied wins on this text: validation loss ")
-    assert many.finding.startswith("No difference detected: validation loss untied − tied is ")
+    assert many.finding.startswith("Undecided: no difference detected, nor equivalence within 0.02 nats/token: ")
     assert f"; p = {of_three.p:.3f} corrected for 3 arms)" in many.finding
 
 

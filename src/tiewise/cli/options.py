@@ -62,6 +62,13 @@ JSON = typer.Option(
 )
 RESUME = typer.Option(False, "--resume", help="Finish what is in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.", rich_help_panel=RESULTS)
+MARGIN = typer.Option(
+    None,
+    metavar="NATS",
+    help="Loss differences below this many nats per token count as equivalent.",
+    show_default="0.02",
+    rich_help_panel=TRAINING,
+)
 JOBS = typer.Option(
     "auto",
     metavar="N|auto",

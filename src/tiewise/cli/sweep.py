@@ -25,6 +25,7 @@ def sweep(
     ),
     quick: bool = typer.Option(False, "--quick", help="Rehearse: the ends of each axis, two seeds, 30 steps."),
     resume: bool = o.RESUME,
+    margin: float = o.MARGIN,
     jobs: str = o.JOBS,
     launcher: str = o.LAUNCHER,
     overwrite: bool = o.OVERWRITE,
@@ -37,7 +38,9 @@ def sweep(
     A grid names fixed settings of `run.yaml`, and axes that vary: width, text, vocabulary, rank, α and others.
     docs/sweep.md shows one.
     """
-    _require_grid(grid, out, resume=resume, overwrite=overwrite, changed=quick or report_to is not None)
+    options = {"margin": margin, "report_to": report_to}
+    changed = quick or any(value is not None for value in options.values())
+    _require_grid(grid, out, resume=resume, overwrite=overwrite, changed=changed)
     o.need_torch()
     resume_command = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
 
@@ -47,7 +50,7 @@ def sweep(
         return f"; resume with: {resume_command}" if has_started else ""
 
     with o.interruptible(remains):
-        study_grid = _grid(grid, quick, report_to)
+        study_grid = _grid(grid, quick, options)
         o.hush_libraries()
         from tiewise.lab.studies import carry_out_study
         from tiewise.training.compare import Display
@@ -56,8 +59,8 @@ def sweep(
         settle()
         with _disk_errors(out, f"then {resume_command}"):
             display = Display.on_stderr(quiet=quiet)
-            options: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
-            study = carry_out_study(study_grid, out, o.command_line(), display, **options)
+            how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
+            study = carry_out_study(study_grid, out, o.command_line(), display, **how)
     if json_:
         return o.print_json(study.record())
     from tiewise.report.sweep_page import sweep_view
@@ -79,10 +82,10 @@ def _require_grid(grid: str | None, out: Path, *, resume: bool, overwrite: bool,
         raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
 
 
-def _grid(name: str | None, quick: bool, report_to: str | None) -> StudyGrid | None:
+def _grid(name: str | None, quick: bool, options: dict[str, Any]) -> StudyGrid | None:
     """Return the named grid or that of a YAML file; None if none is named.
 
-    With `quick` it is shortened. Its runs report to the trackers of `report_to`.
+    With `quick` it is shortened. `options` are its settings `margin` and `report_to`, None if not typed.
     """
     from tiewise.training.study.grid import StudyGrid
     from tiewise.training.tracker_names import read_tracker_names, require_packages
@@ -90,10 +93,12 @@ def _grid(name: str | None, quick: bool, report_to: str | None) -> StudyGrid | N
     if name is None:
         return None
     grid = StudyGrid.named(name)
-    if report_to is not None:
-        trackers = read_tracker_names([report_to])
+    typed = {setting: value for setting, value in options.items() if value is not None}
+    if "report_to" in typed:
+        trackers = read_tracker_names([typed["report_to"]])
         require_packages(trackers)
-        grid = replace(grid, settings=grid.settings | {"report_to": list(trackers)})
+        typed["report_to"] = list(trackers)
+    grid = replace(grid, settings=grid.settings | typed)
     return grid.quick() if quick else grid
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # options with the name of the setting in `run.yaml`
 OPTIONS = (
     *("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps"),
-    *("minutes", "match", "select", "tune", "backend", "teacher", "what", "report_to"),
+    *("minutes", "match", "select", "margin", "tune", "backend", "teacher", "what", "report_to"),
 )
 _LENGTH = {"steps", "minutes"}  # a run's length is given by one of these
 _Record = dict[str, Any]  # settings by name

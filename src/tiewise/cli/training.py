@@ -146,6 +146,7 @@ OUTPUT |= {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
     split=(str, SPLIT),
     match=(str, MATCH),
     select=(str, SELECT),
+    margin=(float, o.MARGIN),
     tune=(bool, TUNE),
     config=(Path, CONFIG),
     jobs=(str, o.JOBS),

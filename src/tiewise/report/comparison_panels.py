@@ -94,8 +94,8 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     for metric, name in metrics.items():
         for d in _differences_of(comparison, metric):
             difference = str(comparison_measurement.difference(d))
-            rows.append([f"{d.arm} · {name}", difference, plain(d.detectable), str(d.n)])
-    header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
+            rows.append([f"{d.arm} · {name}", difference, d.verdict or NONE, plain(d.detectable), str(d.n)])
+    header = ["arm and measure", "difference [95 %]", "verdict", "detected in 80 of 100", "pairs"]
     return [replace(panel, table=Listing("", header, rows))]
 
 

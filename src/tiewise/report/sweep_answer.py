@@ -1,15 +1,16 @@
-"""Answer of a study in sentences: sign changes, or the significant sign."""
+"""Answer of a study in sentences: sign changes, or the verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from tiewise.core.measurement import NATS, count, plain
 from tiewise.report.sweep_axes import axes_of, in_words, parted, value_text, words
 from tiewise.training.study.study import Study, SweepResult
+from tiewise.training.verdicts import BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, verdict_of
 
-OUTCOMES = {-1: "better", 0: "–", 1: "worse"}  # sign of a result → outcome
+OUTCOMES = {-1: BETTER, 1: WORSE}  # sign of a result → outcome
 MOST_CHANGES = 2  # maximum number of changes in an answer
 
 
@@ -27,24 +28,30 @@ def answer(study: Study) -> list[str]:
 
 
 def _answer_of(study: Study, results: Sequence[SweepResult]) -> str:
-    """Return a sentence about one contrast: its sign changes, or its significant sign."""
+    """Return a sentence about one contrast: its sign changes, or its verdicts."""
     contrast = f"{results[0].arm} against {results[0].reference}"
     changes = turns(study, results[0].contrast)
     if changes:
         return f"{contrast} turns {_first_changes(changes)}."
-    settings = len(results)
-    by_sign: dict[int, list[SweepResult]] = {sign: [] for sign in OUTCOMES}
+    counted = ", ".join(_verdicts_in_words(results))
+    if not any(result.sign for result in results):
+        counted += _sensitivity(results)
+    return f"{contrast}, of {len(results)} settings: {counted}."
+
+
+def _verdicts_in_words(results: Sequence[SweepResult]) -> Iterator[str]:
+    """Yield each verdict that occurs, with its number of settings and the range of its differences."""
+    by_verdict: dict[str, list[SweepResult]] = {verdict: [] for verdict in VERDICTS}
     for result in results:
-        by_sign[result.sign].append(result)
-    better, worse = by_sign[-1], by_sign[1]
-    if better and worse:
-        return f"{contrast} is better in {len(better)} and worse in {len(worse)} of {settings} settings."
-    detected = better or worse
-    if not detected:
-        return f"{contrast}: no difference is detected in any of {settings} settings{_sensitivity(results)}."
-    outcome = OUTCOMES[detected[0].sign]
-    where = f"in {len(detected)} of {settings} settings, by {_span_of_gaps(detected)} {NATS}"
-    return f"{contrast} is {outcome} wherever a difference is detected: {where}."
+        by_verdict[verdict_of(result.heldout)].append(result)
+    for verdict in (BETTER, WORSE):
+        if by_verdict[verdict]:
+            yield f"{verdict} in {len(by_verdict[verdict])} by {_span_of_gaps(by_verdict[verdict])} {NATS}"
+    if by_verdict[EQUIVALENT]:
+        margin = by_verdict[EQUIVALENT][0].heldout.margin
+        yield f"equivalent within {plain(margin, 3)} {NATS} in {len(by_verdict[EQUIVALENT])}"
+    if by_verdict[UNDECIDED]:
+        yield f"undecided in {len(by_verdict[UNDECIDED])}"
 
 
 def _first_changes(changes: Sequence[str]) -> str:

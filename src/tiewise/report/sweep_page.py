@@ -21,24 +21,26 @@ from tiewise.report.drawing import styles
 from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
 from tiewise.report.report_page import PageSection, Panel, ReportPage
-from tiewise.report.sweep_answer import OUTCOMES, answer
+from tiewise.report.sweep_answer import answer
 from tiewise.report.sweep_axes import ARM, axes_of, heading, in_words, number_texts, parted, value_text, words
 from tiewise.report.sweep_surface import fitted
 from tiewise.report.views import rich_table
 from tiewise.training.folder import REPORT
 from tiewise.training.study.study import Study, SweepResult
+from tiewise.training.verdicts import verdict_of
 
 NOTE = (
     "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t); below zero the arm is better. "
-    "Sign: p < 0.05 by Holm over all rows. Could show: a repetition detects it by that rule in 80 of 100 cases. "
+    "Verdict: p < 0.05 by Holm over all rows, for a difference (better, worse) or against one of the margin or more "
+    "(equivalent). Could show: a repetition detects it by that rule in 80 of 100 cases. "
     "Losses are those of the step that each run keeps (select)."
 )
-MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
+MAP = f"Blue: better; orange: worse; no colour: equivalent or undecided. In {NATS}."
 BANDS = "Below zero: better; bands: 95 % intervals."
 ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
 FIRST = 4  # number of figures of a section that are not folded
-MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
+MEASURED_HEADER = ("held-out", "±", "verdict", "could show", "training", "n")
 BITS_HEADER = ("bits per byte", "±")  # columns of a study whose vocabularies differ
 
 
@@ -55,7 +57,7 @@ def table(study: Study) -> Listing:
         cells += [
             signed(result.heldout.mean),
             plain(result.half),
-            OUTCOMES[result.sign],
+            verdict_of(result.heldout),
             plain(result.heldout.detectable),
         ]
         cells += [signed(result.training.mean), str(result.heldout.n)]

@@ -5,6 +5,7 @@
 
 An arm wins if its validation loss is the only one that is significantly lower than that of the reference. The reference
 wins if every other arm is significantly worse. Arms are compared with the reference only, never with each other.
+`verdicts` has the rule, also for arms that are equivalent within the margin.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dataclasses import replace
 from tiewise.core.measurement import loss_digits, magnitudes, plain, signed
 from tiewise.training.descent import descent_note, descents
 from tiewise.training.results import AT_LAST, Comparison, Difference, correct_by_holm, differences, has_earlier_steps
+from tiewise.training.settings import Settings
 from tiewise.training.step_names import LAST
+from tiewise.training.verdicts import BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, verdict_of, with_verdicts
 
 UNEQUAL = 0.05  # share of the reference's parameters from which `--match parameters` is advised
-BETTER, WORSE, UNDETECTED, UNKNOWN = OUTCOMES = "better", "worse", "undetected", "unknown"
+UNKNOWN = "unknown"
+OUTCOMES = *VERDICTS, UNKNOWN
 
 
 def complete(comparison: Comparison) -> Comparison:
@@ -32,18 +36,27 @@ def complete(comparison: Comparison) -> Comparison:
     for arm in others:
         measured += differences(comparison, comparison.reference, arm).values()
     # the finding compares arms, at two steps, and their tokens by frequency
-    for family in ("heldout_nll", f"{AT_LAST}heldout_nll", "frequency:"):
-        measured = _corrected_family(measured, family)
+    for metric in ("heldout_nll", f"{AT_LAST}heldout_nll"):
+        measured = _corrected_family(measured, metric, margin=margin_of(comparison))
+    measured = _corrected_family(measured, "frequency:")
     comparison = replace(comparison, differences=measured, descents=descents(comparison))
     return replace(comparison, finding="\n".join(sentences(comparison)))
 
 
-def _corrected_family(measured: Sequence[Difference], family: str) -> list[Difference]:
+def margin_of(comparison: Comparison) -> float:
+    """Return the margin of a comparison; an older one, which has none, gets the default."""
+    margin: float = comparison.setting.get("margin", Settings.margin)
+    return margin
+
+
+def _corrected_family(measured: Sequence[Difference], family: str, *, margin: float | None = None) -> list[Difference]:
     """Return differences with Holm's correction over the metrics that begin with `family`.
 
-    The order stays.
+    With a margin they have a verdict. The order stays.
     """
-    corrected = iter(correct_by_holm([d for d in measured if d.metric.startswith(family)]))
+    of_family = [replace(d, margin=margin) for d in measured if d.metric.startswith(family)]
+    correct = correct_by_holm if margin is None else with_verdicts
+    corrected = iter(correct(of_family))
     return [next(corrected) if d.metric.startswith(family) else d for d in measured]
 
 
@@ -60,7 +73,8 @@ def sentences(comparison: Comparison) -> list[str]:
         return _reference_wins(comparison, arms[WORSE])
     alone = len(arms[BETTER]) == 1
     lines = [_better(comparison, arm, alone=alone) for arm in arms[BETTER]]
-    for outcome, describe in ((UNDETECTED, _undetected), (WORSE, _worse), (UNKNOWN, _unknown)):
+    describe_by_outcome = {EQUIVALENT: _equivalent, UNDECIDED: _undecided, WORSE: _worse, UNKNOWN: _unknown}
+    for outcome, describe in describe_by_outcome.items():
         lines += [describe(comparison, arm) for arm in arms[outcome]]
     return lines
 
@@ -135,11 +149,7 @@ def _outcome(d: Difference | None) -> str:
     """Return the outcome of an arm. It is unknown without an interval."""
     if d is None or d.low is None:
         return UNKNOWN
-    if not d.detected:
-        return UNDETECTED
-    if d.mean < 0:
-        return BETTER
-    return WORSE
+    return verdict_of(d)
 
 
 def _better(comparison: Comparison, arm: str, *, alone: bool) -> str:
@@ -179,18 +189,49 @@ def _loss_sentence(comparison: Comparison, arm: str, beginning: str, end: str, s
     return f"{beginning} validation loss {plain(abs(d.mean), digits)} nats/token {end} ({evidence}), with {size}."
 
 
-def _undetected(comparison: Comparison, arm: str) -> str:
-    """Return the sentence about an arm whose difference is not significant."""
-    d, reference = _difference(comparison, arm), comparison.reference
+def _equivalent(comparison: Comparison, arm: str) -> str:
+    """Return the sentence about an arm whose loss is equivalent to the reference's."""
+    d = _difference(comparison, arm)
     assert d is not None
+    subject = f"{arm} and {comparison.reference} are equivalent within {d.margin:g} nats/token on this text"
+    return f"{subject}: {_signed_loss(comparison, d)}."
+
+
+def _undecided(comparison: Comparison, arm: str) -> str:
+    """Return the sentence about an arm for which neither a difference nor equivalence is shown."""
+    d = _difference(comparison, arm)
+    assert d is not None
+    subject = "No difference detected"
+    if d.margin:
+        subject = f"Undecided: no difference detected, nor equivalence within {d.margin:g} nats/token"
+    return f"{subject}: {_signed_loss(comparison, d, _why_undecided(comparison, d))}."
+
+
+def _why_undecided(comparison: Comparison, d: Difference) -> str:
+    """Return Holm's p as text if only the correction withholds a verdict, else ""."""
     assert d.low is not None
     assert d.high is not None
-    digits = _digits(d)
-    evidence = f"95 % CI {signed(d.low, digits)} to {signed(d.high, digits)}, {d.n} seeds"
-    if d.low > 0 or d.high < 0:  # the interval excludes zero, and p after correction for several arms is above 0.05
-        evidence += f"; p = {plain(d.p, 3)} corrected for {len(comparison.arms) - 1} arms"
-    loss = f"validation loss {arm} − {reference} is {signed(d.mean, digits)} nats/token"
-    return f"No difference detected: {loss} ({evidence}), with {size_in_words(comparison, arm, reference)}."
+    p = None
+    if d.margin and max(-d.low, d.high) < d.margin:
+        p = d.p_equivalence
+    elif d.low > 0 or d.high < 0:
+        p = d.p
+    if p is None:
+        return ""
+    return f"; p = {plain(p, 3)} corrected for {len(comparison.arms) - 1} arms"
+
+
+def _signed_loss(comparison: Comparison, d: Difference, why: str = "") -> str:
+    """Return a difference in validation loss with its sign, interval and difference in size.
+
+    `why` follows the interval.
+    """
+    assert d.low is not None
+    assert d.high is not None
+    digits, reference = _digits(d), comparison.reference
+    evidence = f"95 % CI {signed(d.low, digits)} to {signed(d.high, digits)}, {d.n} seeds{why}"
+    loss = f"validation loss {d.arm} − {reference} is {signed(d.mean, digits)} nats/token"
+    return f"{loss} ({evidence}), with {size_in_words(comparison, d.arm, reference)}"
 
 
 def _unknown(comparison: Comparison, arm: str) -> str:
@@ -249,9 +290,9 @@ def _advises_match(comparison: Comparison, arm: str) -> bool:
 
 
 def _power(comparison: Comparison, arm: str) -> str:
-    """Return which difference so many seeds can detect; "" for an arm with a significant one."""
+    """Return which difference so many seeds can detect; "" unless it is undecided."""
     d = _difference(comparison, arm)
-    if d is None or d.low is None or d.detected:
+    if d is None or _outcome(d) != UNDECIDED:
         return ""
     least = f"{plain(d.detectable, _digits(d))} nats/token"
     power = f"{d.n} seeds detect a true difference of {least} in 80 of 100 repetitions"

@@ -232,6 +232,9 @@ class Difference:
     detectable: float | None
     detected: bool  # p < 0.05: the interval excludes zero; for validation losses also with Holm's correction
     p: float | None = None  # two-sided, from the interval's t; for validation losses adjusted by Holm over the arms
+    margin: float | None = None  # largest difference in nats per token that does not matter; validation losses only
+    p_equivalence: float | None = None  # of a true difference outside ± margin, adjusted by Holm over the arms
+    verdict: str | None = None  # better, worse, equivalent (within the margin) or undecided; see `verdicts`
 
 
 @dataclass(frozen=True, repr=False)

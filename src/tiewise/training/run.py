@@ -320,7 +320,8 @@ class Kind(ABC):
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return the settings of the models as results.json records them."""
-        record = {name: getattr(settings, name) for name in (*SHAPE, "match", "select", "tune", "bf16", "backend")}
+        recorded = *SHAPE, "match", "select", "margin", "tune", "bf16", "backend"
+        record = {name: getattr(settings, name) for name in recorded}
         if settings.kind_options is not None:
             record |= vars(settings.kind_options)
         tokens = settings.steps * settings.batch * settings.accumulate * settings.length

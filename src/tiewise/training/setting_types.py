@@ -33,6 +33,7 @@ class SharedSettings(TypedDict, total=False):
     init: float | None
     match: str
     select: str | None
+    margin: float
     tune: bool
     bf16: bool
     activation_checkpointing: bool

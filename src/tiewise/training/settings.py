@@ -103,6 +103,7 @@ class Settings:
     init: float | None = None
     match: str = "width"
     select: str | None = None  # step whose model a run keeps, best or last; None: best in a comparison, else last
+    margin: float = 0.02  # largest loss difference, in nats per token, that counts as equivalent
     tune: bool = False
     bf16: bool = False
     activation_checkpointing: bool = False
@@ -160,7 +161,7 @@ class Settings:
         require(self, "layers", lambda n: n >= least, f"use {least} or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
-        require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
+        require(self, "weight_decay margin", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
         require_choice(self, "match", ("width", "parameters", "flops"))
         require_choice(self, "split", (RANDOM, CONTIGUOUS))
         if self.select is not None:
@@ -180,7 +181,7 @@ class Settings:
         if len(self.arms) != 1:
             problem = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
             raise RunError(problem, "name one, or use tiewise compare")
-        for name in ("minutes", "match", "tune", "backend"):
+        for name in ("minutes", "match", "margin", "tune", "backend"):
             if getattr(self, name) != getattr(Settings, name):
                 raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
 

@@ -25,10 +25,11 @@ from tiewise.core.estimates import critical_t
 from tiewise.core.files import atomic_replacement, write_atomically
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
-from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
+from tiewise.training.results import Comparison, Difference, differences
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.step_names import BEST
 from tiewise.training.study.grid import StudyGrid
+from tiewise.training.verdicts import VERDICTS, sign_of, verdict_of, with_verdicts
 
 TABLE = "sweep"  # name of the table's files, .csv and .parquet
 
@@ -63,10 +64,8 @@ class SweepResult:
 
     @property
     def sign(self) -> int:
-        """−1 if the arm is better, 1 if worse, 0 if no difference is detected."""
-        if not self.heldout.detected:
-            return 0
-        return -1 if self.heldout.mean < 0 else 1
+        """−1 if the arm is better, 1 if worse, 0 if equivalent or undecided."""
+        return sign_of(self.heldout)
 
     @property
     def half(self) -> float:
@@ -100,12 +99,14 @@ class SweepResult:
         result: dict[str, Any] = {"cell": self.cell}
         for axis, value in self.at.items():
             result[axis] = value if isinstance(value, int | float | str | None) else str(value)
-        result |= {"contrast": self.contrast, "sign": self.sign, "seeds": self.heldout.n}
+        result |= {"contrast": self.contrast, "sign": self.sign, "verdict": self.heldout.verdict}
+        result |= {"margin": self.heldout.margin, "seeds": self.heldout.n}
         for name, d in (("heldout", self.heldout), ("training", self.training)):
             result |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
         bits = self.bits
         for name, value in (("bits", "mean"), ("bits_low", "low"), ("bits_high", "high")):
             result[name] = None if bits is None else getattr(bits, value)
+        result |= {"p_equivalence": self.heldout.p_equivalence}
         result |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
         for name, value in vars(self).items():
             if name != "at":
@@ -145,7 +146,7 @@ class Study(PrintedResult):
         for cell, settings in cells.items():
             if cell in done:
                 results += _results(grid, cell, settings, done[cell])
-        corrected = correct_by_holm([result.heldout for result in results])
+        corrected = with_verdicts([result.heldout for result in results])
         results = [replace(result, heldout=d) for result, d in zip(results, corrected, strict=True)]
         return cls(grid, tuple(results), len(cells) - len(done), folder)
 
@@ -188,10 +189,10 @@ class Study(PrintedResult):
 
 
 def _signs_sentence(contrast: str, results: list[SweepResult]) -> str:
-    """Return in how many cells a contrast is better, worse or not detected."""
-    signs = [result.sign for result in results]
-    counts = f"better in {signs.count(-1)}, worse in {signs.count(1)}, no difference detected in {signs.count(0)}"
-    return f"{contrast}: {counts} of {len(signs)} settings."
+    """Return in how many cells a contrast has each verdict."""
+    verdicts = [verdict_of(result.heldout) for result in results]
+    counts = ", ".join(f"{verdict} in {verdicts.count(verdict)}" for verdict in VERDICTS)
+    return f"{contrast}: {counts} of {len(verdicts)} settings."
 
 
 def _results(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepResult]:
@@ -212,7 +213,7 @@ def _results(grid: StudyGrid, cell: str, settings: Settings, comparison: Compari
             at,
             arm,
             reference,
-            heldout=by_metric["heldout_nll"],
+            heldout=replace(by_metric["heldout_nll"], margin=settings.margin),
             training=by_metric["train_nll"],
             nll=fmean(run.heldout_nll for run in runs),
             parameters=runs[0].total_parameters,
@@ -263,6 +264,6 @@ def _option(name: str, value: Any) -> list[str]:
     """Return the words of a command line that set a setting's value."""
     if name == "text":
         return [word for text in value for word in ("--text", text)]
-    if name in ("seeds", "steps", "tokenizer", "model", "match", "split", "select"):
+    if name in ("seeds", "steps", "tokenizer", "model", "match", "split", "select", "margin"):
         return [f"--{name}", str(value)]
     return ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]

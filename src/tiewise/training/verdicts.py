@@ -1,0 +1,91 @@
+"""Verdicts about differences in validation loss: better, worse, equivalent within a margin, or undecided.
+
+    better, worse   the difference is detected: p < 0.05 with Holm's correction over the family
+    equivalent      every loss difference of the margin or more is rejected, with Holm's correction as well
+    undecided       neither is shown
+
+A difference that is detected and smaller than the margin is *equivalent*: the margin is the smallest difference that
+matters. The margin is in nats per token and is chosen before a run, as a setting of it.
+
+**Verdict and printed interval.** Without the correction, a difference is detected exactly if its 95 % interval excludes
+zero, and equivalent exactly if its 95 % interval lies within ± margin. The correction only withholds verdicts. So a
+better arm has its interval on one side of zero and not within the margin, and an equivalent one has it within the
+margin. An undecided arm has an interval that shows neither, or a p above 0.05 after correction.
+
+Equivalence takes two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987). He tests each
+at 5 %, which corresponds to a 90 % interval. Here each has 2.5 %, so that the printed 95 % interval decides.
+
+Both null hypotheses of an arm, difference zero and difference of the margin or more, exclude each other. Holm corrects
+each kind over the arms separately: at most one family in 20 has a wrong better or worse, and at most one in 40 has a
+wrong *equivalent*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiewise.core.estimates import ALPHA, critical_t, holm_adjusted, two_sided_p
+from tiewise.training.results import Difference, correct_by_holm
+
+BETTER, WORSE, EQUIVALENT, UNDECIDED = VERDICTS = ("better", "worse", "equivalent", "undecided")
+
+
+def equivalence_p(mean: float, error: float, df: float, margin: float) -> float:
+    """Return the p of a true difference of `margin` or more on either side.
+
+    It is twice the larger p of both one-sided t tests, so it is below 0.05 exactly if the 95 % interval of `mean` lies
+    within ± `margin`.
+
+    >>> round(equivalence_p(0.001, error=0.004, df=4, margin=0.02), 3)
+    0.009
+    >>> equivalence_p(0.03, error=0.004, df=4, margin=0.02)
+    1.0
+    """
+    distance = margin - abs(mean)
+    if distance <= 0:
+        return 1.0
+    if error == 0:
+        return 0.0
+    return two_sided_p(distance / error, df)
+
+
+def verdict_of(d: Difference) -> str:
+    """Return the verdict that follows from the p of a difference with an interval."""
+    if d.p_equivalence is not None and d.p_equivalence < ALPHA:
+        return EQUIVALENT
+    if not d.detected:
+        return UNDECIDED
+    if d.mean < 0:
+        return BETTER
+    return WORSE
+
+
+def sign_of(d: Difference) -> int:
+    """Return −1 for the verdict better, 1 for worse, else 0."""
+    return {BETTER: -1, WORSE: 1}.get(verdict_of(d), 0)
+
+
+def with_verdicts(family: Sequence[Difference]) -> list[Difference]:
+    """Return differences of one family with Holm's p of both kinds, and their verdicts.
+
+    Each has its margin. Differences without an interval stay as they are.
+    """
+    tested = {}
+    for index, d in enumerate(family):
+        if d.p is not None:
+            tested[index] = _equivalence_of(d)
+    adjusted = dict(zip(tested, holm_adjusted(list(tested.values())), strict=True))
+    decided = correct_by_holm(family)
+    for index, p in adjusted.items():
+        d = replace(decided[index], p_equivalence=p)
+        decided[index] = replace(d, verdict=verdict_of(d))
+    return decided
+
+
+def _equivalence_of(d: Difference) -> float:
+    """Return the unadjusted p of equivalence; 1 without a margin."""
+    assert d.low is not None
+    assert d.high is not None
+    error = (d.high - d.low) / 2 / critical_t(d.n - 1)
+    return equivalence_p(d.mean, error, d.n - 1, d.margin or 0.0)
