@@ -1,14 +1,15 @@
 """Save tiny models with transformers, check the folders, and report every finding above info: each is a false one.
 
-    python tools/healthy_models.py                          all cases (about 25 minutes on one core)
+    python tools/healthy_models.py                          all cases (about 30 minutes on one core)
     python tools/healthy_models.py --only Bert --only Zamba  the cases whose names contain one of these words
     python tools/healthy_models.py --sample 40 --seed 1     a random part
     python tools/healthy_models.py --json FILE              writes a record for every case, and skips those in FILE
 
 A case is a model that `save_pretrained` writes and `from_pretrained` reads again without a missing key and with equal
-tensors. There are three kinds:
+tensors. There are four kinds:
 
     every class of an AutoModel mapping that can be built small, with the default flag, tied and untied
+    every other class: parts that are saved alone, such as WhisperDecoder, and heads without a mapping
     every class with a part of any family, with several language models as this part
     quantised layouts, written by hand in the formats of eleven tools, tied and untied
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pkgutil
 import random
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +112,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
 
 def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that the command line selects."""
-    cases = [*class_cases(), *composite_cases(), *layout_cases()]
+    cases = [*class_cases(), *composite_cases(), *layout_cases(), *part_cases()]
     if arguments.only:
         cases = [case for case in cases if any(word in case.name for word in arguments.only)]
     if arguments.sample is not None:
@@ -136,16 +139,53 @@ def is_available(name: str) -> bool:
 
 
 def class_cases() -> Iterator[Case]:
-    """Yield the cases of every class, with the flag left as it is, true and false."""
+    """Yield the cases of every class in the mappings."""
     for name in mapped_classes():
-        yield Case(name, partial(write_class, name, None))
-        yield Case(f"{name} tied", partial(write_class, name, True))
-        yield Case(f"{name} untied", partial(write_class, name, False))
+        yield from cases_of_class(name, getattr(transformers, name))
 
 
-def write_class(name: str, flag: bool | None, folder: Path) -> None:
+def cases_of_class(name: str, model_class: Any) -> Iterator[Case]:
+    """Yield the cases of one class, with the flag left as it is, true and false."""
+    yield Case(name, partial(write_class, model_class, None))
+    yield Case(f"{name} tied", partial(write_class, model_class, True))
+    yield Case(f"{name} untied", partial(write_class, model_class, False))
+
+
+def part_cases() -> Iterator[Case]:
+    """Yield the cases of every class outside the mappings."""
+    mapped = {*mapped_classes()}
+    for name, model_class in sorted(all_classes().items()):
+        is_abstract = model_class.config_class is None or name.endswith("PreTrainedModel")
+        if name not in mapped and not is_abstract:
+            yield from cases_of_class(name, model_class)
+
+
+def all_classes() -> dict[str, Any]:
+    """Return {name: class} of the models in all modules of transformers, exported or not."""
+    classes = dict[str, Any]()
+    for family in pkgutil.iter_modules(transformers.models.__path__):
+        package = import_module(f"transformers.models.{family.name}")
+        for file in pkgutil.iter_modules(package.__path__):
+            if file.name.startswith("modeling_"):
+                classes |= classes_of_module(f"{package.__name__}.{file.name}")
+    return classes
+
+
+def classes_of_module(name: str) -> dict[str, Any]:
+    """Return {name: class} of the models that a module defines; empty if it needs a package that is not installed."""
+    try:
+        module = import_module(name)
+    except ImportError:
+        return {}
+    classes = dict[str, Any]()
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, transformers.PreTrainedModel) and value.__module__ == name:
+            classes[value.__name__] = value
+    return classes
+
+
+def write_class(model_class: Any, flag: bool | None, folder: Path) -> None:
     """Save a tiny model of a class, with the flag at every level that has it."""
-    model_class = getattr(transformers, name)
     config = small_config(model_class)
     if flag is not None:
         config = with_flag(config, flag)
@@ -165,12 +205,15 @@ def small_config(model_class: Any) -> Any:
 
 
 def with_small_ids(config: Any) -> Any:
-    """Return a tiny config whose lists of special tokens lie inside its vocabulary."""
+    """Return a tiny config whose special tokens lie inside its vocabulary."""
     record = config.to_dict()
     for level in (record, *(value for value in record.values() if isinstance(value, dict))):
+        rows = level.get("vocab_size")
         for key, value in level.items():
             if isinstance(value, list) and key.endswith(("token_id", "token_ids", "suppress_tokens")):
                 level[key] = list(range(1, 1 + len(value)))
+            elif key == "pred_token_id" and isinstance(rows, int):  # the last of four ids
+                level[key] = rows - 1
     return config_from(type(config), record)
 
 

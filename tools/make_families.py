@@ -39,6 +39,7 @@ from tiewise import install  # noqa: E402
 from tiewise.boundary.locate import locate  # noqa: E402
 from tiewise.boundary.tied_keys import allowed_keys  # noqa: E402
 from tiewise.checkpoint.boundary_scalars import SCALARS, WIDTHS  # noqa: E402
+from tiewise.checkpoint.built_class_child import built_in_class  # noqa: E402
 from tiewise.checkpoint.claims import FLAG, POSITION, TIEWISE_TYPE, in_layer, is_foreign, model_levels  # noqa: E402
 from tiewise.checkpoint.family_record import ClassEnds  # noqa: E402
 from tiewise.core.errors import InstallError  # noqa: E402
@@ -56,8 +57,11 @@ MAPPINGS = (
 # classes in no mapping of models with a head whose ends differ from those of their family's main class
 SECONDARY = (
     *("Blip2TextModelWithProjection", "OpenAIGPTDoubleHeadsModel", "ProphetNetDecoder"),
-    *("SeamlessM4TTextToUnitForConditionalGeneration", "VisualBertForVisualReasoning"),
+    *("SeamlessM4TTextToUnitForConditionalGeneration", "SeamlessM4Tv2TextToUnitForConditionalGeneration"),
+    "VisualBertForVisualReasoning",
 )
+# families of the classes that transformers does not export
+NOT_EXPORTED = {"SeamlessM4Tv2TextToUnitForConditionalGeneration": "seamless_m4t_v2"}
 # others in no such mapping: parts that Bark also saves alone, and a body that stores a head
 UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel", "FSMTModel", *SECONDARY)
 # classes without a token table in families whose main class has one
@@ -106,9 +110,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if names:
         for name in names:
-            print(name, json.dumps(class_entry(getattr(transformers, name)), sort_keys=True))
+            print(name, json.dumps(class_entry(class_named(name)), sort_keys=True))
         return
     TARGET.write_text(families_json(all_families()), "utf-8")
+
+
+def class_named(name: str) -> Any:
+    """Return the class of transformers with this name."""
+    return built_in_class(name, NOT_EXPORTED.get(name))
 
 
 def class_names() -> list[str]:
@@ -129,7 +138,7 @@ def all_families() -> dict[str, Any]:
     left_out = {}
     for name in class_names():
         try:
-            model_class = getattr(transformers, name)
+            model_class = class_named(name)
             entry = class_entry(model_class)
         except Exception as error:
             left_out[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:70]}"

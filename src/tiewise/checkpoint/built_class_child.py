@@ -75,7 +75,7 @@ def build(config: Mapping[str, Any], class_name: str | None) -> Any:
     import transformers
 
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-    model_class = None if class_name is None else built_in_class(class_name)
+    model_class = None if class_name is None else built_in_class(class_name, config.get("model_type"))
     config_class = transformers.AutoConfig if model_class is None else model_class.config_class
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
@@ -97,8 +97,10 @@ def _on_meta_device(model_class: Any, config: Any) -> Any:
         return model_class(config)
 
 
-def built_in_class(name: str) -> Any:
+def built_in_class(name: str, model_type: Any = None) -> Any:
     """Return the model class of transformers with this name.
+
+    It may be a part, such as WhisperDecoder, that only the module of the family `model_type` has.
 
     Raises:
         ClassNotFoundError: transformers has no such class.
@@ -106,10 +108,23 @@ def built_in_class(name: str) -> Any:
     import transformers
 
     model_class: Any = getattr(transformers, name, None)
+    if model_class is None:
+        model_class = getattr(_module_of_family(model_type), name, None)
     is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
     if not is_model or not model_class.__module__.startswith("transformers."):
         raise ClassNotFoundError(f"transformers {transformers.__version__} has no class {name}")
     return model_class
+
+
+def _module_of_family(model_type: Any) -> Any:
+    """Return the module of transformers with a family's classes; None for an unknown family."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+
+    name = str(model_type)
+    if name not in CONFIG_MAPPING_NAMES:
+        return None
+    package = model_type_to_module_name(name)
+    return import_module(f"transformers.models.{package}.modeling_{package}")
 
 
 def auto_class(config: Any) -> Any:

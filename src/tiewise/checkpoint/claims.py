@@ -26,6 +26,8 @@ QUANTISATION_PARTS = re.compile(  # the other parameters of a quantised table: s
     r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
     r"|input_scale|absmax|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
 )
+# names of classes that are a part of another class of their family, such as WhisperDecoder or T5Stack
+_PART_CLASS = re.compile(r"((Encoder|Decoder)(With\w*Prenet)?(Wrapper)?|Stack)$")
 _FOREIGN_STARTS = ("vision_", "audio_", "mtp_")  # prefixes of a part of a module's name
 # endings of class names; a family's main class has the first ending that one of its classes has ("" fits any)
 _MAIN_CLASSES = (
@@ -198,15 +200,20 @@ def part_ends(model_type: str, use: str) -> ClassEnds | None:
 
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
-    """Return whether the architecture data covers a class and lists no token table for it."""
+    """Return whether the architecture data covers a class and lists no token table for it.
+
+    It is True as well for an unlisted part of a known family, such as WhisperDecoder, which needs no table.
+    """
     record = family(model_type)
     if record.is_tokenless or architecture in family_data()["without_table"]:
         return True
     if architecture is None or not record.has_ends:
         return False
-    if record.ends.classes or architecture in family_data()["not_built"]:
+    if class_ends(model_type, architecture) is not None:
         return False
-    return class_ends(model_type, architecture) is None
+    if _PART_CLASS.search(architecture):
+        return True
+    return not record.ends.classes and architecture not in family_data()["not_built"]
 
 
 FLAG = "tie_word_embeddings"
@@ -427,9 +434,8 @@ def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
         return True
     if not key.endswith("_config"):
         return False
-    if FLAG in part or "vocab_size" in part:
-        return True
-    return bool(part.get("model_type"))
+    names_tokens = not part.keys().isdisjoint((FLAG, "vocab_size"))
+    return names_tokens or bool(part.get("model_type"))
 
 
 def is_foreign_level(key: str) -> bool:

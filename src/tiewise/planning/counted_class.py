@@ -118,6 +118,6 @@ def _chosen_experts(config: Any) -> int | None:
     text = config.get_text_config()
     for key in CHOSEN:
         chosen = getattr(text, key, None)
-        if isinstance(chosen, int) and not isinstance(chosen, bool):
+        if type(chosen) is int:
             return chosen
     return None

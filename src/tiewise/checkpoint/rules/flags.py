@@ -81,7 +81,8 @@ def flag_absent(facts: Facts) -> Observations:
     """If tie_word_embeddings is absent, each loader takes another default. transformers 4 takes true for every model,
     transformers 5 the default of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A loader may then
     drop a stored head, or draw a missing one at random (transformers#6692). The finding is a note if the class ignores
-    the flag, or if the class's default is true and no head is stored, since all loaders agree then.
+    the flag, or if the class's default is true and no head is stored, since all loaders agree then. It is one too for
+    a part that is saved alone, without model_type: only its class opens it.
     What to do: `tiewise repair` writes the flag that the tensors show, at every level that a loader reads.
     Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
     """
@@ -133,9 +134,18 @@ def _absent_flag(facts: Facts) -> Observation:
 
 def _all_loaders_agree(facts: Facts) -> bool:
     """Return whether all loaders make the same model without `tie_word_embeddings`."""
-    if facts.claims.fixed is not None:
+    if facts.claims.fixed is not None or _is_read_by_its_class_alone(facts):
         return True
     return facts.claims.tied is True and facts.roles.output is None
+
+
+def _is_read_by_its_class_alone(facts: Facts) -> bool:
+    """Return whether only the class that saved the folder opens it.
+
+    The config names this class, which the architecture data lacks, and no family.
+    """
+    named = facts.config.keys() & {"architectures", "model_type"}
+    return (named, facts.roles.class_ends) == ({"architectures"}, None)
 
 
 @rule("B021", "error", "all levels of a nested config say the same")
