@@ -34,6 +34,8 @@ NAMES_ONLY = {
 HIDDEN = ("*/tensorboard/*", "*/checkpoint-*/*", "*events.out*")
 READABLE_PAGE = 12_000  # the same of a page
 READABLE_JSON = 1_500  # the same of a written JSON file, which often repeats what the command prints
+SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
+PLOTLY = 500_000  # a script of more characters is plotly
 NUMPY_TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
 NUMPY_TYPES |= {"U32": "u4", "BOOL": "u1", "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn}
 
@@ -160,8 +162,8 @@ def file_leaf(path, folder, *, moved=False, each_tensor=True):
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         return {"sha256": hashlib.sha256(raw).hexdigest()[:16], "bytes": len(raw)}
-    if path.suffix == ".html" or text.lower().startswith("<!doctype html>"):
-        return page_leaf(texts.normalised(text, folder), trained=not each_tensor)
+    if path.suffix == ".html" or text[:15].lower() == "<!doctype html>":
+        return page_leaf(texts.normalised(_without_plotly(text), folder), trained=not each_tensor)
     if path.suffix in (".json", ".ipynb"):
         return json_leaf(text, folder)
     if path.suffix == ".jsonl":
@@ -176,13 +178,17 @@ def json_leaf(text, folder):
     return result if len(as_text) <= READABLE_JSON else digest(as_text)
 
 
+def _without_plotly(page):
+    """Replace the longest script of a page, which is plotly, by a blank."""
+    return SCRIPT.sub(lambda script: " " if len(script[1]) >= PLOTLY else script[0], page)
+
+
 def page_leaf(page, *, trained):
     """Describe an HTML page: its visible text, and digests of its tags and scripts.
 
     The report of a training also shows how fast it was, so of its text the words are kept, without the numbers.
     """
-    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, flags=re.DOTALL)
-    short_scripts = [script for script in scripts if len(script) < 500_000]  # the longer one is plotly
+    short_scripts = [script for script in SCRIPT.findall(page) if len(script) < PLOTLY]
     rest = re.sub(r"<(script|style)[^>]*>.*?</\1>", " ", page, flags=re.DOTALL)
     rows = re.sub(r"</t[dh]>\s*", "  ", rest)  # the cells of a row in one line
     visible = html.unescape(re.sub(r"<(?!/?t[dh])[^>]*>", "\n", rows))

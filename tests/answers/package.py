@@ -6,6 +6,7 @@ answers do not.
 
 import json
 import pkgutil
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 
@@ -109,5 +110,14 @@ def check_schema(command, answer):
     name = "receipt" if command in verbs() else SCHEMAS.get(command)
     if name is None or OTHER_ANSWERS & set(answer) or (command == "compare" and "finding" not in answer):
         return
+    _validator(name).validate(answer)
+
+
+@cache
+def _validator(name):
+    """Return the validator of a published schema, which is checked itself."""
     (path,) = (file for file in (files("tiewise") / "report" / "schemas").iterdir() if file.name.startswith(f"{name}-"))
-    jsonschema.validate(answer, json.loads(path.read_text(encoding="utf-8")))
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    return validator(schema)

@@ -27,6 +27,7 @@ PLACEHOLDERS = (
 )
 
 
+@cache
 def versions():
     """Return the version of tiewise's source and of each library installed."""
     found = {"tiewise": tiewise.__version__}  # an editable installation may state an older one

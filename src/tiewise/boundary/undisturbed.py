@@ -19,6 +19,7 @@ import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from tiewise.boundary.sharded_tables import fsdp_units
 
 _CONFIGS = (PreTrainedConfig, GenerationConfig)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # without subclasses, whose methods may do more
+# types without anything to copy: the commonest are first, and the one that is slow to check is last
+_NOT_COPIED = (NoneType, bool, str, int, float, nn.Module, nn.Parameter)
 # attributes that fully_shard sets in the first forward and needs in later ones
 _OF_SHARDING = frozenset((
     "_parameters",
@@ -151,7 +154,7 @@ class _Snapshot:
 
     def _copy_value(self, value: Any) -> None:
         """Copy a value that is a container, a tensor or a config, once."""
-        if id(value) in self.copied_ids or isinstance(value, nn.Module | nn.Parameter):
+        if isinstance(value, _NOT_COPIED) or id(value) in self.copied_ids:
             return
         if isinstance(value, tuple):
             self._copy_values(value)
@@ -224,8 +227,7 @@ def _refill(container: Any, copied: Any) -> None:
         container.extend(copied)
 
 
-def _entries(container: Any) -> list[Any]:
-    """Return the keys and the ids of the values of a container, in order."""
-    if isinstance(container, dict):
-        return [(name, id(value)) for name, value in container.items()]
-    return [id(value) for value in container]
+def _entries(container: Any) -> list[int]:
+    """Return the ids of a container's items, or of its keys and values, in order."""
+    values = getattr(container, "values", tuple)  # of a dict
+    return [*map(id, container), *map(id, values())]
