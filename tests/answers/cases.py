@@ -495,6 +495,9 @@ CASES |= cases(
         "sweep tracker": "sweep grid.yaml --report-to=trakio",
         "sweep negative margin": "sweep grid.yaml --margin=-1",
         "sweep launcher": "sweep grid.yaml --launcher=moon",
+        "sweep claim": "sweep --claim untie-lat",
+        "sweep claims quick": "sweep --claims --quick",
+        "sweep both claims": "sweep --claims --claim retie",
     },
 )
 

@@ -17,13 +17,17 @@ from tiewise.core.errors import RunError
 if TYPE_CHECKING:
     from tiewise.training.study.grid import StudyGrid
 
+OUT = Path("runs/sweep")
+
 
 def sweep(
     grid: str = typer.Argument(None, metavar="[GRID]", help="YAML file, or a name: quick, rank, …"),
     out: Path = typer.Option(
-        Path("runs/sweep"), "--out", "-o", metavar="DIR", help="Folder of the study; it has a folder for each cell."
+        OUT, "--out", "-o", metavar="DIR", help="Folder of the study; it has a folder for each cell."
     ),
     quick: bool = typer.Option(False, "--quick", help="Rehearse: the ends of each axis, two seeds, 30 steps."),
+    claim: str = typer.Option(None, "--claim", metavar="ID", help="Test a published claim by its registered rule."),
+    claims: bool = typer.Option(False, "--claims", help="List the published claims with their verdicts, and stop."),
     resume: bool = o.RESUME,
     margin: float = o.MARGIN,
     jobs: str = o.JOBS,
@@ -40,6 +44,10 @@ def sweep(
     """
     options = {"margin": margin, "report_to": report_to}
     changed = quick or any(value is not None for value in options.values())
+    how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher}
+    if claims or claim is not None:
+        _require_claim_alone(claims, claim, grid, changed)
+        return _published(claim, out, how, quiet=quiet, as_json=json_)
     _require_grid(grid, out, resume=resume, overwrite=overwrite, changed=changed)
     o.need_torch()
     resume_command = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
@@ -59,8 +67,7 @@ def sweep(
         settle()
         with _disk_errors(out, f"then {resume_command}"):
             display = Display.on_stderr(quiet=quiet)
-            how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
-            study = carry_out_study(study_grid, out, o.command_line(), display, **how)
+            study = carry_out_study(study_grid, out, o.command_line(), display, resume=resume, **how)
     if json_:
         return o.print_json(study.record())
     from tiewise.report.sweep_page import sweep_view
@@ -69,6 +76,36 @@ def sweep(
     if study.results:
         o.print_view(sweep_view(study))
         print(f"report: {out / REPORT}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
+
+
+def _require_claim_alone(claims: bool, claim: str | None, grid: str | None, changed: bool) -> None:
+    """Refuse options that a registered claim cannot have.
+
+    `changed`: other settings are named. Raises RunError.
+    """
+    if claims and claim is not None:
+        raise RunError("--claim and --claims at once", "leave one of them out")
+    if changed or grid is not None:
+        remedy = "leave out GRID, --quick, --margin and --report-to"
+        raise RunError("a claim has the grid and the settings that were registered for it", remedy)
+
+
+def _published(name: str | None, out: Path, how: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    """Test a published claim in `out`, or list all if none is named.
+
+    In the default folder, claims of one grid share their runs.
+    """
+    from tiewise.cli.published import carry_out_claim, list_claims
+    from tiewise.lab.claims.registry import find_claim
+
+    if name is None:
+        return list_claims(as_json=as_json)
+    claim = find_claim(name)
+    o.need_torch()
+    if out == OUT:
+        out = OUT.parent / "claims" / claim.grid.name
+    with _disk_errors(out, "then the same command"):
+        carry_out_claim(claim, out, how, quiet=quiet, as_json=as_json)
 
 
 def _require_grid(grid: str | None, out: Path, *, resume: bool, overwrite: bool, changed: bool) -> None:
