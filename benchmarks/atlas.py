@@ -2,6 +2,9 @@
 
 `src/tiewise/planning/data/atlas.csv` receives every row of each study's `sweep.csv`, with the study's name and with the
 settings that give its distance from another model. The file's earlier rows of these studies are replaced.
+
+`python -m benchmarks.atlas --judge` reads no study. It repeats the verdicts of all rows by the present rule
+(`training.verdicts`) and margin.
 """
 
 from __future__ import annotations
@@ -11,9 +14,13 @@ import re
 import sys
 from pathlib import Path
 
+from tiewise.core.estimates import two_sided_p
 from tiewise.planning import catalogue
+from tiewise.training.results import Difference
+from tiewise.training.settings import Settings
 from tiewise.training.study import study
 from tiewise.training.study.grid import GRID, StudyGrid
+from tiewise.training.verdicts import sign_of, with_verdicts
 
 ATLAS = Path(catalogue.__file__).parent / "data" / "atlas.csv"
 # settings that measure the distance between cells; a study varies some of them
@@ -56,6 +63,31 @@ def _round_fraction(value: str) -> str:
     return f"{float(value):.6g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", value) else value
 
 
+def judge(rows: list[dict[str, str]]) -> None:
+    """Write verdict and margin by the present rule into the rows of one study that have an interval."""
+    judged = [row for row in rows if row["error"]]
+    for row, d in zip(judged, with_verdicts([_difference(row) for row in judged]), strict=True):
+        row |= {"sign": str(sign_of(d)), "verdict": d.verdict or "", "margin": f"{d.margin:g}"}
+        row["p_equivalence"] = f"{d.p_equivalence:.6g}"
+
+
+def _difference(row: dict[str, str]) -> Difference:
+    """Return the held-out difference of a row, before Holm's correction."""
+    mean, low, high, error = (float(row[name]) for name in ("heldout", "heldout_low", "heldout_high", "error"))
+    n = int(row["seeds"])
+    p = two_sided_p(mean / error, n - 1)
+    margin = float(row.get("margin") or Settings.margin)
+    return Difference(row["arm"], "heldout_nll", n, mean, low, high, None, low > 0 or high < 0, p, margin=margin)
+
+
+def judge_all() -> None:
+    """Judge the rows of every study in the atlas anew, and write it."""
+    table = list(csv.DictReader(ATLAS.open(newline="", encoding="utf-8")))
+    for study_name in dict.fromkeys(row["study"] for row in table):
+        judge([row for row in table if row["study"] == study_name])
+    _write(table)
+
+
 def main(folders: list[Path]) -> None:
     """Read the studies, merge them with the atlas, and write it."""
     old_rows = list(csv.DictReader(ATLAS.open(newline="", encoding="utf-8"))) if ATLAS.exists() else []
@@ -63,6 +95,11 @@ def main(folders: list[Path]) -> None:
     table = [row for row in old_rows if row["study"] not in names] + [
         row for folder in folders for row in read_rows(folder)
     ]
+    _write(table)
+
+
+def _write(table: list[dict[str, str]]) -> None:
+    """Write the atlas."""
     columns = list(dict.fromkeys(name for row in table for name in row))
     with ATLAS.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n", restval="")
@@ -72,4 +109,7 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]])
+    if sys.argv[1:] == ["--judge"]:
+        judge_all()
+    else:
+        main([Path(name) for name in sys.argv[1:]])

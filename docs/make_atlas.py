@@ -95,16 +95,17 @@ def table(rows: Sequence[Row]) -> str:
     else:
         arm = "" if "arm" in axes else f"{rows[0]['arm']} "
         header.append(f"{arm}− {rows[0]['reference']}, last step")
-    header += ["95 % interval", "sign", "could show", "on training text"]
+    header += ["95 % interval", "verdict", "could show", "on training text"]
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for row in rows:
         mean, low, high, least, training = (
             float(row[name] or "nan") for name in ("heldout", "heldout_low", "heldout_high", "detectable", "training")
         )
-        sign = {"-1": "better", "0": "–", "1": "worse"}[row["sign"]]
         interval = f"[{signed(low)}, {signed(high)}]"
         value = f"**{signed(mean)}**" if row["sign"] != "0" else signed(mean)
-        lines.append([*(cell_text(row, axis) for axis in axes), value, interval, sign, plain(least), signed(training)])
+        lines.append(
+            [*(cell_text(row, axis) for axis in axes), value, interval, row["verdict"], plain(least), signed(training)]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -401,7 +402,7 @@ def gain_by_text(rows: list[Row]) -> str:
 
 def size_text_vocabulary(rows: list[Row]) -> str:
     """Return the figure of study 1: difference by width, amount of text and vocabulary."""
-    note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: not detected."
+    note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: undecided."
     return signs("Tied − untied after the last step, nats", rows, "width", "train_tokens", "tokenizer", note)
 
 

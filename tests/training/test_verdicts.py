@@ -3,13 +3,13 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from tests.training.test_results import comparison, runs_of
 
+from tiewise.core.crossed_effects import seed_interval
 from tiewise.training.finding import explanations, sentences
 from tiewise.training.results import paired
 from tiewise.training.verdicts import (
@@ -42,7 +42,7 @@ def test_equivalence_is_two_one_sided_t_tests_of_scipy(sample):
         return
     ends = (("greater", -MARGIN), ("less", MARGIN))
     one_sided = [stats.ttest_1samp(sample, end, alternative=side).pvalue for side, end in ends]
-    p = equivalence_p(float(np.mean(sample)), float(error), len(sample) - 1, MARGIN)
+    p = equivalence_p(seed_interval(sample), MARGIN)
     assert p == pytest.approx(min(1.0, 2 * max(one_sided)), rel=1e-6, abs=1e-12)
 
 

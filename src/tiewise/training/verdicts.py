@@ -15,6 +15,10 @@ margin. An undecided arm has an interval that shows neither, or a p above 0.05 a
 Equivalence takes two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987). He tests each
 at 5 %, which corresponds to a 90 % interval. Here each has 2.5 %, so that the printed 95 % interval decides.
 
+**Power.** `Difference.detectable` is the true difference that a repetition detects in 80 of 100 cases. The margin does
+not change what is detected, only what it is called: a difference of the margin or more is called equivalent in at most
+2.5 of 100 cases. `tools/power_check.py` simulates both for every study of the atlas.
+
 Both null hypotheses of an arm, difference zero and difference of the margin or more, exclude each other. Holm corrects
 each kind over the arms separately: at most one family in 20 has a wrong better or worse, and at most one in 40 has a
 wrong *equivalent*.
@@ -25,29 +29,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tiewise.core.crossed_effects import DifferenceInterval
 from tiewise.core.estimates import ALPHA, critical_t, holm_adjusted, two_sided_p
 from tiewise.training.results import Difference, correct_by_holm
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = VERDICTS = ("better", "worse", "equivalent", "undecided")
 
 
-def equivalence_p(mean: float, error: float, df: float, margin: float) -> float:
+def equivalence_p(interval: DifferenceInterval, margin: float) -> float:
     """Return the p of a true difference of `margin` or more on either side.
 
     It is twice the larger p of both one-sided t tests, so it is below 0.05 exactly if the 95 % interval of `mean` lies
     within ± `margin`.
 
-    >>> round(equivalence_p(0.001, error=0.004, df=4, margin=0.02), 3)
+    >>> round(equivalence_p(DifferenceInterval.of(0.001, 0.004, 4), margin=0.02), 3)
     0.009
-    >>> equivalence_p(0.03, error=0.004, df=4, margin=0.02)
+    >>> equivalence_p(DifferenceInterval.of(0.03, 0.004, 4), margin=0.02)
     1.0
     """
-    distance = margin - abs(mean)
+    distance = margin - abs(interval.estimate)
     if distance <= 0:
         return 1.0
-    if error == 0:
+    if interval.standard_error == 0:
         return 0.0
-    return two_sided_p(distance / error, df)
+    return two_sided_p(distance / interval.standard_error, interval.degrees_of_freedom)
 
 
 def verdict_of(d: Difference) -> str:
@@ -71,13 +76,10 @@ def with_verdicts(family: Sequence[Difference]) -> list[Difference]:
 
     Each has its margin. Differences without an interval stay as they are.
     """
-    tested = {}
-    for index, d in enumerate(family):
-        if d.p is not None:
-            tested[index] = _equivalence_of(d)
-    adjusted = dict(zip(tested, holm_adjusted(list(tested.values())), strict=True))
+    p_by_index = {index: _equivalence_of(d) for index, d in enumerate(family) if d.p is not None}
+    adjusted = holm_adjusted(list(p_by_index.values()))
     decided = correct_by_holm(family)
-    for index, p in adjusted.items():
+    for index, p in zip(p_by_index, adjusted, strict=True):
         d = replace(decided[index], p_equivalence=p)
         decided[index] = replace(d, verdict=verdict_of(d))
     return decided
@@ -87,5 +89,6 @@ def _equivalence_of(d: Difference) -> float:
     """Return the unadjusted p of equivalence; 1 without a margin."""
     assert d.low is not None
     assert d.high is not None
-    error = (d.high - d.low) / 2 / critical_t(d.n - 1)
-    return equivalence_p(d.mean, error, d.n - 1, d.margin or 0.0)
+    half = (d.high - d.low) / 2
+    interval = DifferenceInterval(d.mean, half, half / critical_t(d.n - 1), d.n - 1)
+    return equivalence_p(interval, d.margin or 0.0)

@@ -83,8 +83,13 @@ def test_atlas_rows_match_cells_of_committed_grid(study):
 def test_atlas_rows_give_sign_only_for_significant_differences():
     for row in (row for rows in STUDIES.values() for row in rows):
         low, high, p = (float(row[name]) for name in ("heldout_low", "heldout_high", "p_holm"))
-        assert row["sign"] == ("0" if p >= 0.05 else "-1" if high < 0 else "1")
+        within = low > -0.02 and high < 0.02
+        equivalent = float(row["p_equivalence"]) < 0.05
+        assert row["sign"] == ("0" if p >= 0.05 or equivalent else "-1" if high < 0 else "1")
         assert row["sign"] == "0" or low > 0 or high < 0
+        assert within or not equivalent
+        undecided = "equivalent" if equivalent else "undecided"
+        assert row["verdict"] == {"-1": "better", "0": undecided, "1": "worse"}[row["sign"]]
 
 
 def test_gathered_rows_replace_only_rows_of_same_study(tmp_path, monkeypatch):
