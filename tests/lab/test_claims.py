@@ -4,8 +4,10 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+import torch
 
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import Estimate
@@ -13,10 +15,11 @@ from tiewise.lab.claims import listing, recorded
 from tiewise.lab.claims.expected import CONTRADICTED, NOT_RUN, OTHER_TEXT, REPRODUCED, UNDECIDED, Expected
 from tiewise.lab.claims.outcome import MEASURES, ClaimRuns, equal_size, run_value
 from tiewise.lab.claims.recorded import ClaimResult
-from tiewise.lab.claims.registry import PRICES, find_claim, published_claims
-from tiewise.lab.claims.run import has_text, judge
+from tiewise.lab.claims.registry import PRICES, ClaimGrid, find_claim, published_claims
+from tiewise.lab.claims.run import has_text, judge, run_claim
 from tiewise.lab.claims.texts import write_text
 from tiewise.report.papers import TEXTS
+from tiewise.training.compare import Display
 from tiewise.training.results import Comparison, CurvePoint, RunResult
 
 FEWEST_CHEAP, FEWEST = 15, 25
@@ -211,3 +214,36 @@ def test_numbered_text_is_that_of_the_page(tmp_path):
     first = json.loads(lines[0])["text"]
     assert len(lines) == 1500
     assert first.startswith("Number 1 is the ")
+
+
+@pytest.mark.slow
+def test_claims_of_one_grid_share_their_runs(tmp_path):
+    settings = {
+        "arms": ["tied", "untied"], "seeds": 3, "steps": 2, "heads": 2, "length": 8, "batch": 2, "tokenizer": "bytes",
+        "text": ["synthetic:words=4000"], "layers": 0,
+    }  # fmt: skip
+    grid = ClaimGrid("tiny", settings, {"width": [16]})
+    first, second = (replace(find_claim(name), grid=grid) for name in ("retie", "untie-small-vocabulary"))
+    display = Display.on_stderr(quiet=True)
+    result = run_claim(first, tmp_path, display, jobs=1)
+    assert json.loads((tmp_path / "retie.json").read_text())["rule"] == first.rule_hash == result.rule
+    assert result.has_other_rule
+    trained = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert len(trained) == 6
+    other = run_claim(second, tmp_path, display, jobs=1)
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    comparison_record = json.loads((tmp_path / "runs" / "width=16" / "results.json").read_text())
+    bits = {
+        arm: [run["bits_per_byte"] for run in comparison_record["runs"] if run["arm"] == arm]
+        for arm in settings["arms"]
+    }
+    assert other.outcome == pytest.approx(fmean(bits["untied"]) - fmean(bits["tied"]))
+    run_claim(first, tmp_path, display, overwrite=True, jobs=1)
+    assert all(path.stat().st_mtime_ns > stamp for path, stamp in trained.items())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the claim would start")
+def test_a_claim_of_gpu_price_is_refused_without_a_gpu(tmp_path):
+    with pytest.raises(RunError, match="claim untie-golf-size needs a GPU"):
+        run_claim(find_claim("untie-golf-size"), tmp_path, Display.on_stderr(quiet=True))
+    assert not list(tmp_path.iterdir())
