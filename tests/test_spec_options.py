@@ -238,12 +238,12 @@ def installed_model(spec, tmp_path):
     """Return a tiny Llama with a spec, its link, and its parameters by the oracle's names."""
     torch.manual_seed(0)
     model = build("llama", tied=BoundarySpec.parse(spec).tables == 1)
-    link = install(model, spec, tokenizer=tokenizer())
+    link = install(model, spec, tokenizer=tokenizer(), counts=COUNTS)
     lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
     named = {"table_in": lookup.weight}
     named |= {} if head.weight is lookup.weight else {"table_out": head.weight}
     named |= {} if head.bias is None else {"bias": head.bias}
-    for owner, part in ((lookup, "in_map"), (head, "out_map")):
+    for owner, part in ((lookup, "in_map"), (head, "out_map"), (head, "free")):
         module = getattr(owner, part, None)
         named |= {} if module is None else {f"{part}.{name}": p for name, p in module.named_parameters()}
     return model, link, named
@@ -292,7 +292,7 @@ def sharded_figures(spec, values, tmp_path):
 
 
 def flax_figures(spec, values, tmp_path):
-    pure = PureBoundary.of(spec, V, D)
+    pure = PureBoundary.of(spec, V, D, COUNTS)
     params = pure.initial(jax.random.key(0))
     if pure.spec.vectors is not None:
         params = pure.with_rows(params, pretrained_vectors().numpy())
@@ -541,8 +541,8 @@ def plan_sharding(text, tmp_path):
 
 ENTER = {
     BOUNDARY: lambda text, tmp_path: Boundary(text, V, D, counts=COUNTS),
-    INSTALL: lambda text, tmp_path: install(build("llama", tied="untied" not in text), text),
-    FLAX: lambda text, tmp_path: PureBoundary.of(text, V, D),
+    INSTALL: lambda text, tmp_path: install(build("llama", tied="untied" not in text), text, counts=COUNTS),
+    FLAX: lambda text, tmp_path: PureBoundary.of(text, V, D, COUNTS),
     PLAN: lambda text, tmp_path: planned_choice(text),
     UNDO: lambda text, tmp_path: factor(write_saved_model(tmp_path / "stored", text), tmp_path / "dense", undo=True),
     INSPECT: lambda text, tmp_path: open_path(open_folder(write_saved_model(tmp_path / "stored", text))),

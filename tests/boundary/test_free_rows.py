@@ -1,19 +1,30 @@
 """Separate output rows of frequent tokens: `+free=K`, compared with autograd on real logits."""
 
+import json
+
+import jax
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from flax import nnx
+from safetensors.torch import load_file, save_file, save_model
 from tests.boundary.ops.test_cross_entropy import OPTIONS, error, options_of
 from tests.boundary.ops.test_divergence import plain as plain_divergence
 from tests.boundary.ops.test_log_prob import plain as plain_statistics
+from tiny_models import assert_identical_steps, batch, build
+from transformers import LlamaForCausalLM
 
+import tiewise.hf
 from tiewise.boundary.boundary import Boundary
+from tiewise.boundary.flax import parameter_files
+from tiewise.boundary.flax.boundary import LinenBoundary, NNXBoundary, PureBoundary
 from tiewise.boundary.free_rows import FreeRows
+from tiewise.boundary.installation import install
 from tiewise.boundary.ops.cross_entropy import oracle
 from tiewise.boundary.ops.log_prob import vocabulary_statistics
 from tiewise.boundary.ops.soft_targets import linear_divergence
-from tiewise.core.errors import SpecError
+from tiewise.core.errors import CheckpointError, SpecError, TiewiseError
 from tiewise.core.frequent_tokens import most_frequent
 from tiewise.core.spec import BoundarySpec, Vocabularies
 
@@ -241,3 +252,160 @@ def test_wrong_counts_and_numbers_are_refused_in_one_line(says, call):
         call()
     assert "\n" not in str(caught.value)
     assert caught.value.remedy
+
+
+# in a model of transformers
+
+
+def trained_model(spec=f"tied+free={K}", name="llama"):
+    """Return a model with a boundary after one step, and its batch."""
+    model = build(name, tied=True)
+    install(model, spec, counts=MODEL_COUNTS)
+    inputs = batch(model)
+    model.train()(**inputs).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    model.zero_grad()
+    return model, inputs
+
+
+MODEL_COUNTS = np.random.default_rng(1).permutation(61)
+MODEL_IDS = sorted(np.argsort(-MODEL_COUNTS)[:K].tolist())
+
+
+def logits_of(model, inputs):
+    with torch.no_grad():
+        return model.eval()(**inputs).logits + 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5", "opt_350m"])
+def test_installed_step_equals_autograd_on_the_logits_of_an_untied_head(name):
+    model, inputs = trained_model(name=name)
+    head = model.get_output_embeddings()
+    assert head.free.ids.tolist() == MODEL_IDS
+    assert head.free.rows.abs().sum() > 0
+    plain = tiewise.hf.plain_copy(model)
+    assert plain.get_output_embeddings().weight is not plain.get_input_embeddings().weight
+    torch.testing.assert_close(
+        plain.get_output_embeddings().weight, untied_rows(head.weight, head.free.rows, MODEL_IDS), rtol=0, atol=1e-7
+    )
+    torch.testing.assert_close(logits_of(plain, inputs), logits_of(model, inputs))
+    for one in (model, plain):  # in evaluation, without dropout
+        one(**inputs).loss.backward()
+    by_head, by_lookup = (end.weight.grad for end in (plain.get_output_embeddings(), plain.get_input_embeddings()))
+    torch.testing.assert_close(head.free.rows.grad, by_head[MODEL_IDS])
+    if name != "bert":  # its lookups of positions and types are frozen by neither copy, and its bias is shared
+        torch.testing.assert_close(head.weight.grad, by_head + by_lookup)
+
+
+@pytest.mark.parametrize("spec", [f"tied+free={K}", "tied+free=61+output_scale=0.5", "tied+free=3+pad=0+alpha=0.5"])
+def test_saved_model_loads_with_the_same_ids_rows_and_steps(spec, tmp_path):
+    model, inputs = trained_model(spec)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["lm_head.free.ids"].tolist() == model.get_output_embeddings().free.ids.tolist()
+    loaded = tiewise.hf.load(tmp_path)
+    assert tiewise.installed(loaded).spec == BoundarySpec.parse(spec)
+    torch.testing.assert_close(dict(loaded.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    assert torch.equal(logits_of(loaded, inputs), logits_of(model, inputs))
+    assert_identical_steps(loaded, model, inputs)
+    narrow = tiewise.hf.load(tmp_path, dtype=torch.bfloat16).get_output_embeddings().free
+    assert (narrow.rows.dtype, narrow.ids.dtype) == (torch.bfloat16, torch.int32)
+
+
+@pytest.mark.parametrize("way", ["plain_copy", "factor --undo"])
+def test_dense_export_is_an_untied_head_that_plain_transformers_load(way, tmp_path):
+    model, inputs = trained_model()
+    if way == "plain_copy":
+        tiewise.hf.plain_copy(model).save_pretrained(tmp_path / "dense")
+    else:
+        model.save_pretrained(tmp_path / "saved")
+        tiewise.factor(tmp_path / "saved", tmp_path / "dense", undo=True)
+    plain, info = LlamaForCausalLM.from_pretrained(tmp_path / "dense", output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert plain.config.tie_word_embeddings is False
+    torch.testing.assert_close(logits_of(plain, inputs), logits_of(model, inputs))
+    assert rules_of(tmp_path / "dense") == []
+    config = json.loads((tmp_path / "dense" / "config.json").read_text())
+    for wrong in ("tied+free=4", "tied+free=x", 5):  # a claim that the rows contradict, and damaged ones
+        (tmp_path / "dense" / "config.json").write_text(json.dumps(config | {"exported_boundary": wrong}))
+        assert rules_of(tmp_path / "dense") == ["B015"]
+
+
+def rules_of(folder):
+    """Return the rules of all findings above a note."""
+    return [finding.rule for finding in tiewise.check(folder).findings if finding.severity != "info"]
+
+
+def test_checkpoint_with_free_rows_has_the_finding_of_every_boundary_alone(tmp_path):
+    trained_model()[0].save_pretrained(tmp_path)
+    assert rules_of(tmp_path) == ["B080"]  # only transformers loads the type `tiewise`
+
+
+@pytest.mark.parametrize("damage", ["ids repeat", "ids leave the table", "rows are short", "rows are missing"])
+def test_damaged_free_rows_are_refused_when_they_are_read(damage, tmp_path):
+    trained_model()[0].save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    ids, rows = tensors["lm_head.free.ids"], tensors["lm_head.free.rows"]
+    ids[-1] = {"ids repeat": ids[-2], "ids leave the table": 61}.get(damage, ids[-1])
+    tensors["lm_head.free.rows"] = rows[:-1].clone() if damage == "rows are short" else rows
+    if damage == "rows are missing":
+        del tensors["lm_head.free.rows"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TiewiseError, match=r"its boundary tied\+free=5"):
+        tiewise.factor(tmp_path, tmp_path / "dense", undo=True)
+    if damage.startswith("ids"):
+        with pytest.raises(TiewiseError, match="not 5 ascending tokens below 61"):
+            tiewise.hf.load(tmp_path)
+
+
+def test_what_a_head_with_free_rows_cannot_do_is_refused():
+    model, _ = trained_model()
+    handle = tiewise.installed(model)
+    for call, says in (
+        (handle.untie, r"tied\+free=5 cannot be untied"),
+        (lambda: handle.exact_decoding(), "exact_decoding"),
+        (handle.uninstall, "more than the model's own classes can hold"),
+        (lambda: model.resize_token_embeddings(MODEL_IDS[-1]), "not 5 ascending tokens"),
+        (lambda: install(build("llama", tied=True), "tied+free=5"), "is not known; give the tokens' counts"),
+        (lambda: install(build("llama", tied=True), "tied+free=62", counts=MODEL_COUNTS), "choose K ≤ 61"),
+    ):
+        with pytest.raises(TiewiseError, match=says):
+            call()
+    model.resize_token_embeddings(70)
+    assert model.get_output_embeddings().free.ids.tolist() == MODEL_IDS
+    assert logits_of(model, {"input_ids": torch.tensor([[1, 2]])}).shape == (1, 2, 70)
+
+
+def test_generation_and_parameter_groups_know_the_free_rows():
+    model, _ = trained_model()
+    prompt = torch.tensor([[3, 4, 5]])
+    model.eval()
+    tokens = [one.generate(prompt, max_new_tokens=5) for one in (model, tiewise.hf.plain_copy(model))]
+    assert torch.equal(*tokens)
+    groups = {group["name"]: group["params"] for group in tiewise.param_groups(model)}
+    assert [id(p) for p in groups["head"]] == [id(model.get_output_embeddings().free.rows)]
+    boundary = boundary_of()
+    groups = {group["name"]: group["params"] for group in tiewise.param_groups(boundary)}
+    assert [id(p) for p in groups["head"]] == [id(boundary.free.rows)]
+
+
+def test_flax_reads_the_file_of_pytorch_and_computes_the_same(tmp_path):
+    boundary = boundary_of(dtype=torch.float32)
+    save_model(boundary, tmp_path / "torch.safetensors")
+    pure = PureBoundary.of(boundary.spec, V, D, COUNTS)
+    assert pure.free_ids == tuple(IDS)
+    params = parameter_files.load(tmp_path / "torch.safetensors", pure)
+    parameter_files.save(tmp_path / "flax.safetensors", pure, params)
+    assert (tmp_path / "flax.safetensors").read_bytes() == (tmp_path / "torch.safetensors").read_bytes()
+    hidden, targets = inputs_of(torch.float32)
+    loss, found = jax.value_and_grad(lambda p: pure.loss(p, hidden.numpy(), targets.numpy()))(params)
+    expected = boundary.loss(hidden, targets)
+    expected.backward()
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-6)
+    for name, parameter in boundary.named_parameters():
+        np.testing.assert_allclose(found[name], parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(pure.dense(params)[1], boundary.dense()[1].numpy(), rtol=1e-6)
+    with pytest.raises(CheckpointError, match="free rows of other tokens"):
+        parameter_files.load(tmp_path / "torch.safetensors", PureBoundary.of(boundary.spec, V, D, np.arange(V)))
+    linen = LinenBoundary(f"tied+free={K}", V, D, tuple(COUNTS.tolist()))
+    assert linen.pure.free_ids == NNXBoundary(boundary.spec, V, D, rngs=nnx.Rngs(0), counts=COUNTS).pure.free_ids

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from tiewise.boundary.free_rows import FreeRows
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.label_accounting import correct_accounting
 from tiewise.boundary.link import Link, attach
@@ -25,8 +26,14 @@ def _build(model: Any, value: Any) -> None:
 
 
 def _account(model: Any) -> None:
-    """Correct how a loaded model's labels are counted, or warn if it does not run."""
+    """Correct how a loaded model's labels are counted, or warn if it does not run.
+
+    SpecError: the ids of its free rows are wrong.
+    """
     link: Link | None = link_of(model)
+    free: FreeRows | None = getattr(model.get_output_embeddings(), "free", None)
+    if free is not None:
+        free.check_ids(len(model.get_output_embeddings().weight))
     try:
         if link is not None:
             correct_accounting(model, link)

@@ -10,12 +10,25 @@ The gradient of W is that of E, so both share one buffer. Logits of a few tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiewise.core.errors import SpecError
+
+
+def output_table(head: Any) -> Tensor:
+    """Return the rows [V, E] by which a head multiplies.
+
+    They are its weight, with its free rows if it has some.
+    """
+    free: FreeRows | None = getattr(head, "free", None)
+    if free is None:
+        weight: Tensor = head.weight
+        return weight
+    return free.table(head.weight)
 
 
 class FreeRows(nn.Module):
@@ -65,4 +78,4 @@ class FreeRows(nn.Module):
         steps = torch.cat([limits[:1], ids, limits[1:]]).diff()
         if int(steps.min()) < 1:
             problem = f"the free rows' ids are not {len(ids)} ascending tokens below {vocab}"
-            raise SpecError(problem, "the checkpoint is damaged: take it from its source again")
+            raise SpecError(problem, "keep these tokens; a damaged checkpoint must be taken from its source again")

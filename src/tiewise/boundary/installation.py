@@ -230,8 +230,11 @@ class Installed:
         logits.
 
         Raises:
-            UnsupportedError: the table is fp64, not on the CPU, or sharded.
+            UnsupportedError: the table is fp64, not on the CPU, or sharded, or some tokens have free rows.
         """
+        if self.spec.free is not None:
+            remedy = "generate without the context, or from tiewise.hf.plain_copy(model)"
+            raise UnsupportedError(f"exact_decoding of {self.spec}, whose head has no one table", remedy)
         require_unsharded_table(self.model, self._link.head, "exact_decoding")
         return return_top_logits(self._link)
 
@@ -252,8 +255,8 @@ class Installed:
         """
         if state not in STATE:
             raise SpecError(f"unknown optimizer state {state!r}", f"choose one of {', '.join(STATE)}")
-        if self.spec.kind != "tied":
-            raise SpecError(f"{self.spec} cannot be untied", "untie a model whose boundary is tied")
+        if self.spec.kind != "tied" or self.spec.free is not None:
+            raise SpecError(f"{self.spec} cannot be untied", "untie a model whose boundary is tied, without free rows")
         table_in = self.tables()[0]
         table_state: State = {}
         if state != "reset":
@@ -347,7 +350,12 @@ def installed(model: Any) -> Installed:
 
 
 def install(
-    model: Any, spec: BoundarySpec | str | None = None, *, batch: Batch | None = None, tokenizer: Any = None
+    model: Any,
+    spec: BoundarySpec | str | None = None,
+    *,
+    batch: Batch | None = None,
+    tokenizer: Any = None,
+    counts: Any = None,
 ) -> Installed:
     """Install a boundary into a Hugging Face model with a token head, in place.
 
@@ -358,12 +366,14 @@ def install(
         tokenizer: the model's tokenizer, which `+vectors=FILE` needs: it names the rows of the input table. Rows of
             tokens that the file has start from the file; `missing_vectors` of the handle lists the other tokens. The
             installed and saved spec does not name the file, since its values are in the table.
+        counts: [V], how often each token occurs in the training text, which `+free=K` needs. The model stores the ids
+            of the K most frequent tokens, and a loaded model has the same ones.
 
     Returns:
         Handle of the boundary.
 
     Raises:
-        SpecError: a model of these sizes cannot have the spec, or the spec needs a tokenizer.
+        SpecError: a model of these sizes cannot have the spec, or the spec needs a tokenizer or counts.
         DataError: the file of vectors cannot be used.
         InstallError: the model has no input embedding or output head, or uses them in an unknown way. The model is
             as it was.
@@ -380,21 +390,23 @@ def install(
     spec = BoundarySpec.parse(spec)
     spec.require(INSTALL)
     if spec.vectors is None:
-        return build_into(model, spec, batch)
-    return _install_with_vectors(model, spec, spec.vectors, batch, tokenizer)
+        return build_into(model, spec, batch, counts=counts)
+    return _install_with_vectors(model, spec, batch, tokenizer, counts)
 
 
 def _install_with_vectors(
-    model: nn.Module, spec: BoundarySpec, file: str, batch: Batch | None, tokenizer: Any
+    model: nn.Module, spec: BoundarySpec, batch: Batch | None, tokenizer: Any, counts: Any
 ) -> Installed:
     """Install a boundary whose input table starts from a file of word vectors."""
+    file = spec.vectors
+    assert file is not None, "the caller checks it"
     if tokenizer is None:
         problem = f"{spec}: a file of vectors names words, and a model has only rows"
         raise SpecError(problem, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).main_lookup.weight))
     rows = load_vectors(file, tokens)
     without_file = replace(spec, vectors=None, freeze=False)
-    handle = build_into(model, without_file, batch, rows=rows)
+    handle = build_into(model, without_file, batch, rows=rows, counts=counts)
     start_from_rows(handle.tables()[0], rows, spec.freeze, spec)
     is_missing = rows.isnan().any(1).tolist()
     named = zip(tokens, is_missing, strict=True)
@@ -409,10 +421,12 @@ def build_into(
     *,
     loaded: bool = False,
     rows: Tensor | None = None,
+    counts: Any = None,
 ) -> Installed:
     """Install a boundary.
 
-    Tables that are `loaded` keep their values. `rows` must have the shape of the input table.
+    Tables that are `loaded` keep their values. `rows` must have the shape of the input table. `counts` are those of
+    `install`.
     """
     if spec is not None:
         spec = BoundarySpec.parse(spec)
@@ -426,7 +440,7 @@ def build_into(
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
     journal, generators = Journal(), generator_states()
     try:
-        link = _attach_link(model, spec, journal, loaded=loaded)
+        link = _attach_link(model, spec, journal, loaded=loaded, counts=counts)
         if rows is not None:
             check_rows(link.ends.main_lookup.weight, rows, link.spec)
         if spec is not None:
@@ -457,12 +471,12 @@ def _require_unsharded_change(
     require_same_tables(model, spec, present_spec, changed=rows is not None, verified=verified)
 
 
-def _attach_link(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded: bool) -> Link:
+def _attach_link(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded: bool, counts: Any) -> Link:
     """Attach a spec and return its link. Tables that are `loaded` keep their values."""
     built = spec
     if spec is not None and loaded:
         built = replace(spec, init=None, vectors=None, freeze=False)
-    link = attach(model, built, journal)
+    link = attach(model, built, journal, counts=counts)
     link.spec = spec or link.spec
     return link
 

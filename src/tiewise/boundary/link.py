@@ -29,6 +29,7 @@ from torch.nn.modules import module as torch_module
 from tiewise.boundary.boundary import apply_map
 from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.deferred import Deferred
+from tiewise.boundary.free_rows import FreeRows
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.lazy_logits import LazyLogits
 from tiewise.boundary.locate import ModelEnds, locate
@@ -46,7 +47,8 @@ from tiewise.boundary.sharded_tables import (
 )
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.core.spec import BoundarySpec
+from tiewise.core.frequent_tokens import most_frequent
+from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.core.spec_options import INSTALL
 
 BACKWARD_HOOK = "a backward hook on its output head"
@@ -91,12 +93,14 @@ class Link:
         return getattr(self.ends.first_lookup, "in_map", None)
 
 
-def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
+def attach(
+    model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False, counts: Any = None
+) -> Link:
     """Build `spec` into the model and link its ends.
 
     If `spec` is None, tables and options stay as they are. `journal` gets every change. The model is not run, so a
     model on the meta device can be attached while it loads (`loading`) from a config that was saved with this spec.
-    `install` verifies afterwards.
+    `install` verifies afterwards. `counts` [V] choose the tokens of `+free=K`; a checkpoint has its tokens' ids.
     """
     if spec is not None:
         spec.plainly().require(INSTALL)  # without the schedule that a saved spec may have
@@ -104,7 +108,8 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
     hidden_width = ends.head.weight.shape[1]
     structure = Structure()
     if spec is not None:
-        structure = restructure(ends, spec.plainly(), journal)
+        free_ids = _find_free_ids(spec, len(ends.head.weight), counts, loading=loading)
+        structure = restructure(ends, spec.plainly(), journal, free_ids)
     native = declare_tying(model, ends, journal, loading=loading)
     link = Link(spec or ends.plain_spec, ends, structure, hidden_width)
     link.is_plain = structure.is_plain and native
@@ -120,6 +125,18 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
     for handle in (before, after):
         attached.later(_remove_hook, model, handle.id)
     return link
+
+
+def _find_free_ids(spec: BoundarySpec, vocab: int, counts: Any, *, loading: bool) -> tuple[int, ...]:
+    """Return the tokens of `+free=K`.
+
+    If the model is loading, they are any K tokens, until their ids are read.
+    """
+    if spec.free is None:
+        return ()
+    if loading:
+        return tuple(range(spec.free))
+    return most_frequent(spec, counts, Vocabularies.same(vocab))
 
 
 def _swap_class(module: Any, cls: Any, link: Link) -> None:
@@ -218,7 +235,7 @@ def _require_plain_head(link: Link) -> None:
     """
     structure = link.structure
     has_options = (structure.output_scale, structure.softcap) != (1.0, None)
-    has_map = getattr(link.head, "out_map", None) is not None
+    has_map = getattr(link.head, "out_map", None) is not None or structure.has_free_rows
     if has_options or has_map or link.spec.pad is not None:
         remedy = "take TRL 1.13, or tied or untied without options"
         raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", remedy)
@@ -364,13 +381,23 @@ def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
 
 
 def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Any:
-    """Return hidden · tableᵀ + bias, computed or deferred."""
+    """Return hidden · tableᵀ + bias with the head's free rows, computed or deferred."""
+    free: FreeRows | None = getattr(link.head, "free", None)
     if not link.defers_logits and shard is None:
-        return F.linear(hidden, table, bias)
+        return _computed_logits(free, hidden, F.linear(hidden, table, bias))
+    if free is not None:
+        table = free.table(table)
     logits = Deferred(hidden, table, bias, link.counts, link.logits, shard)
     if link.defers_logits:
         return logits
     return logits.compute()
+
+
+def _computed_logits(free: FreeRows | None, hidden: Tensor, logits: Tensor) -> Tensor:
+    """Return the logits [..., V] of hidden states with those of the free rows."""
+    if free is None:
+        return logits
+    return free.add_logits(logits, hidden)
 
 
 def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:

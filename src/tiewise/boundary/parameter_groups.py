@@ -75,13 +75,13 @@ class _EndParameters:
         """Add a module's weights that are tables or output heads."""
         if isinstance(module, Boundary):
             self.tables.add(id(module.table_in))
-            self.heads.add(id(module.table_out))
+            self.heads |= {id(module.table_out), id(getattr(module.free, "rows", None))}
             self.are_named = True
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             self.tables.add(id(module.weight))
         if hasattr(module, "get_output_embeddings"):
             head = call_if_present(module, "get_output_embeddings")
-            self.heads.add(id(getattr(head, "weight", None)))
+            self.heads |= {id(getattr(head, "weight", None)), id(getattr(getattr(head, "free", None), "rows", None))}
             self.are_named = True
 
     def group_of(self, parameter: nn.Parameter) -> str:

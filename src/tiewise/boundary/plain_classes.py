@@ -3,6 +3,8 @@
 The plain classes are those of the model's family. Their dense [V, D] tables combine tables, maps and scales:
 
     table_in = in_map(table) · input_scale            table_out = (table · out_map) · output_scale
+
+With free rows, the table of `table_out` has them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from transformers import PreTrainedModel
 
 from tiewise.boundary.boundary import apply_map, dense_output, soft_cap
 from tiewise.boundary.declare_tying import declare_tying
+from tiewise.boundary.free_rows import output_table
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link
 from tiewise.boundary.saved import ENTRY, link_of, remove_entry
@@ -102,8 +105,9 @@ def _dense_inputs(link: Link) -> list[Tensor]:
 
 def _dense_output(link: Link) -> Tensor:
     """Return the dense table of the head."""
-    table, out_map, scale = link.head.weight, getattr(link.head, "out_map", None), link.structure.output_scale
-    if out_map is None and scale == 1.0:
+    table, out_map, scale = output_table(link.head), getattr(link.head, "out_map", None), link.structure.output_scale
+    is_stored = table is link.head.weight
+    if is_stored and out_map is None and scale == 1.0:
         return table
     return nn.Parameter(dense_output(table, out_map, link.hidden_width) * scale)
 
@@ -132,13 +136,14 @@ def plain_copy(model: Any) -> PreTrainedModel:
     link: Link = link_of(plain)
     _unswap(link, Journal())
     link.journal.undo()
-    for module, name in ((link.ends.first_lookup, "in_map"), (link.head, "out_map")):
+    for module, name in ((link.ends.first_lookup, "in_map"), (link.head, "out_map"), (link.head, "free")):
         if hasattr(module, name):
             delattr(module, name)
     for lookup in link.lookups:
         lookup.embedding_dim = lookup.weight.shape[1]
     link.head.in_features = link.hidden_width
     remove_entry(plain, ENTRY)
+    vars(plain.config).update(link.spec.export_entry())
     declare_tying(plain, link.ends, Journal())
     return plain
 

@@ -6,6 +6,7 @@ that it can be undone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.boundary import draw, make_maps
+from tiewise.boundary.free_rows import FreeRows
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.locate import ModelEnds
 from tiewise.core.errors import InstallError, SpecError
@@ -27,6 +29,7 @@ class Structure:
     output_scale: float = 1.0
     softcap: float | None = None
     has_maps: bool = False
+    has_free_rows: bool = False
     has_new_bias: bool = False  # whether the head has a bias that the family's head lacks
 
     @property
@@ -37,17 +40,22 @@ class Structure:
     @property
     def needs_folding(self) -> bool:
         """True if the dense [V, D] tables of the same function differ from the stored tables."""
-        return self.has_maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
+        return self.has_maps or self.has_free_rows or (self.input_scale, self.output_scale) != (1.0, 1.0)
 
 
-def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
-    """Change tables, maps and options in place. `journal` gets every change."""
+def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal, free_ids: Sequence[int] = ()) -> Structure:
+    """Change tables, maps and options in place. `journal` gets every change.
+
+    `free_ids` are the tokens of `+free=K`.
+    """
     widths = _Widths(ends.main_lookup.weight.shape[1], ends.head.weight.shape[1])
     _require_one_vocabulary(ends, spec, widths)
     _set_tables(ends, _make_tables(ends, spec, widths), spec, journal)
     maps = _make_maps(spec, widths, ends.head.weight)
     has_maps = maps != (None, None)
     _set_maps(ends, maps, journal)
+    if free_ids:
+        _set_free_rows(ends, free_ids, journal)
     new_bias = spec.bias and ends.head.bias is None
     if new_bias:
         table = ends.head.weight
@@ -56,7 +64,7 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
         _zero_padding_row(ends, spec.pad, journal)
     input_scale, _ = spec.scales(widths.input)
     _, output_scale = spec.scales(widths.output)
-    return Structure(input_scale, output_scale, spec.softcap, has_maps, new_bias)
+    return Structure(input_scale, output_scale, spec.softcap, has_maps, bool(free_ids), new_bias)
 
 
 class _Widths(NamedTuple):
@@ -181,7 +189,14 @@ def _set_maps(ends: ModelEnds, maps: _Maps, journal: Journal) -> None:
         journal.set(ends.head, "out_map", maps.out)
 
 
-# the padding row
+# free rows and the padding row
+
+
+def _set_free_rows(ends: ModelEnds, ids: Sequence[int], journal: Journal) -> None:
+    """Give the head separate rows of some tokens, with the dtype and device of its table."""
+    table = ends.head.weight
+    free = FreeRows(ids, table.shape[1])
+    journal.set(ends.head, "free", free.to(device=table.device, dtype=table.dtype))
 
 
 def _zero_padding_row(ends: ModelEnds, row: int, journal: Journal) -> None:

@@ -196,6 +196,7 @@ class FamilyModel(DepthTying, SwappedClass):
         link = link_of(self)
         if link is None:
             return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
+        _require_free_tokens(link, args, kwargs)
         ends: list[tuple[str, Any]] = link.ends.named_modules
         trained: list[tuple[nn.Parameter, bool]] = []
         for _, module in ends:
@@ -225,6 +226,17 @@ def _asks_for_tensor_parallelism(options: dict[str, Any]) -> bool:
         return True
     ranks = getattr(options.get("distributed_config"), "tp_size", None)
     return ranks is not None and ranks > 1
+
+
+def _require_free_tokens(link: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse to cut a free row off.
+
+    The arguments are those of `resize_token_embeddings`.
+    """
+    free = getattr(link.head, "free", None)
+    rows = kwargs.get("new_num_tokens", args[0] if args else None)
+    if free is not None and rows is not None:
+        free.check_ids(rows)
 
 
 def _copy_sizes(module: nn.Module, resized: nn.Module) -> None:

@@ -8,6 +8,7 @@ end is the rows of a stored table times a map, times a scale:
     factored, projected   E = T Aᵀ            A = in_map.weight [D, k]       U = T B        B = out_map.weight [k, D]
     residual, strength s  E = T                                              U = T + s T P Q
     spd, S = C Cᵀ         E = T S⁻¹                                          U = T S
+    free=K, tokens i      E = T                                              U = T, U[i] = T[i] + Δ
 
 All products are computed in fp64 and rounded once.
 """
@@ -31,13 +32,25 @@ from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
 
-IN_MAP, OUT_MAP = ".in_map.", ".out_map."
+IN_MAP, OUT_MAP, FREE = ".in_map.", ".out_map.", ".free."
 _SPD_MATRICES = 5  # D × D in fp64: the factor, C, its inverse, and LAPACK's copy and workspace
 # {kind of a spec: stored parts of its output map}; any other kind has "out_map.weight"
 _OUT_PARTS = {"residual": {"out_map.p", "out_map.q"}, "spd": {"out_map.factor"}}
 
 Float64: TypeAlias = NDArray[np.float64]
 MapRows: TypeAlias = Callable[[Float64], Float64]
+
+
+class FreeTokens(NamedTuple):
+    """Tokens with separate output rows, as `+free=K` stores them."""
+
+    ids: NDArray[np.int64]  # [K], ascending
+    correction: Float64  # Δ [K, D]
+
+    def add(self, rows: Float64, start: int) -> None:
+        """Add Δ to those of the rows [start, …) in place."""
+        first, last = np.searchsorted(self.ids, (start, start + len(rows)))
+        rows[self.ids[first:last] - start] += self.correction[first:last]
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class Dense:
     map: MapRows | None = None  # map of rows [., E] to rows [., D]; None for the identity
     map_key: str = "identity"  # equal for equal maps
     scale: float = 1.0
+    free: FreeTokens | None = None  # tokens with separate rows
 
     @property
     def mark(self) -> tuple[object, ...]:
@@ -58,13 +72,15 @@ class Dense:
     @property
     def changed(self) -> bool:
         """Return whether the end differs from the stored table."""
-        return self.map is not None or self.scale != 1.0
+        return (self.map, self.scale, self.free) != (None, 1.0, None)
 
     def exact(self, start: int, stop: int) -> Float64:
         """Return rows [start, stop) in fp64, not rounded."""
         rows = self.table.read(start, stop).astype(np.float64)
         if self.map is not None:
             rows = self.map(rows)
+        if self.free is not None:
+            self.free.add(rows, start)
         return rows * self.scale
 
     def rounded(self, start: int, stop: int) -> NDArray[Any]:
@@ -96,21 +112,26 @@ class _BoundaryMaps:
     def __init__(self, tensors: Mapping[str, Stored], table: Stored) -> None:
         self.into = tensors.get(f"{module_of(table.name)[0]}{IN_MAP}weight")  # input map [D, k]
         self.out = dict[str, Stored]()  # {part: tensor} of the output map
-        self.head_modules = set[str]()  # modules with an output map
+        self.free = dict[str, Stored]()  # "rows" and "ids" of the free rows
+        self.head_modules = set[str]()  # modules with an output map or free rows
         maps = list[Stored]()
         for name, tensor in tensors.items():
             is_output = OUT_MAP in name
             if is_output:
                 self.out[name.rpartition(".")[2]] = tensor
                 self.head_modules.add(name.partition(OUT_MAP)[0])
-            if is_output or IN_MAP in name:
+            is_free = FREE in name
+            if is_free:
+                self.free[name.rpartition(".")[2]] = tensor
+                self.head_modules.add(name.partition(FREE)[0])
+            if is_output or is_free or IN_MAP in name:
                 maps.append(tensor)
         self.tensors = tuple(maps)
 
     @property
     def names(self) -> set[str]:
-        """Return the names of stored maps: "in_map", and "out_map." with each part of the output map."""
-        names = {f"out_map.{part}" for part in self.out}
+        """Return the names of stored maps: "in_map", and "out_map." or "free." with each part."""
+        names = {f"out_map.{part}" for part in self.out} | {f"free.{part}" for part in self.free}
         if self.into is not None:
             names.add("in_map")
         return names
@@ -161,7 +182,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
             raise _wrong(facts, f"{short(tensor.name)} is {tensor.dtype} {list(tensor.shape)}")
 
     lookup = _mapped_lookup(maps, table)
-    output = _mapped_head(maps, head, spec)
+    output = _with_free_tokens(facts, maps.free, spec, _mapped_head(maps, head, spec))
     if "factor" in maps.out:
         lookup, output = _definite_ends(facts, maps.out["factor"], lookup, output)
     needs_one_width = spec.tables == 1 and maps.into is None
@@ -191,6 +212,8 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
         needed.add("out_map.weight")
     if needs_in:
         needed.add("in_map")
+    if spec.free is not None:
+        needed |= {"free.rows", "free.ids"}
     return spec, needed
 
 
@@ -246,6 +269,21 @@ def _mapped_head(maps: _BoundaryMaps, table: Stored, spec: BoundarySpec) -> Dens
         return rows + spec.strength * ((rows @ p) @ q)  # P Q is never formed
 
     return replace(head, map=add_correction, map_key="correction")
+
+
+def _with_free_tokens(facts: Facts, parts: Mapping[str, Stored], spec: BoundarySpec, head: Dense) -> Dense:
+    """Return the head with its free rows; refuse wrong shapes, types and ids."""
+    if not parts:
+        return head
+    rows, ids = parts["rows"], parts["ids"]
+    stored, expected = (rows.shape, ids.shape), ((spec.free, head.width), (spec.free,))
+    if stored != expected or rows.dtype not in FLOATING or ids.dtype != "I32":
+        raise _wrong(facts, f"{short(rows.name)} is {rows.dtype} {list(rows.shape)}, its ids {ids.dtype}")
+    tokens = ids.read().astype(np.int64)
+    steps = np.diff(tokens, prepend=-1, append=head.table.rows)
+    if steps.min() < 1:
+        raise _wrong(facts, f"{short(ids.name)} are not ascending tokens")
+    return replace(head, free=FreeTokens(tokens, read_float64(rows)), map_key="free")
 
 
 def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Dense) -> tuple[Dense, Dense]:

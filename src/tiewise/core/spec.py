@@ -28,9 +28,11 @@ from tiewise.core.spec_options import (
     AS_TABLES,
     BACKENDS,
     BOUNDARY,
+    FLAX,
     FLAX_RUN,
     GRADIENT,
     INPUT_ROWS,
+    INSTALL,
     LOGITS,
     LOSS,
     MODULES,
@@ -44,6 +46,7 @@ from tiewise.core.spec_options import (
     START,
     STORED,
     TRAINED,
+    UNDO,
     OptionEntry,
     Refusal,
     argument,
@@ -64,6 +67,7 @@ from tiewise.core.spec_options import (
 MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool supports
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
 FREE_ROWS = "free.rows"  # name of Δ [K, D]
+EXPORTED = "exported_boundary"  # entry of the config of dense tables: the spec whose free rows they have
 _IN_TRAINING = Refusal(" changes during training", "give the schedule to a training run; build the boundary without it")
 
 
@@ -185,7 +189,7 @@ class BoundarySpec:
         "`free=K`",
         "`tied` only: the K most frequent tokens have separate output rows, E + Δ; Δ [K, D] starts at zero",
         LOGITS,
-        backends=frozenset({BOUNDARY}),
+        backends=frozenset({BOUNDARY, INSTALL, FLAX, UNDO}),
         other_tools=AS_TABLES,
     )
     alpha: float = option(
@@ -454,6 +458,12 @@ class BoundarySpec:
         """Refuse more free rows than the `vocab` output tokens."""
         if self.free is not None and self.free > vocab:
             raise SpecError(f"{self}: the vocabulary has {vocab} tokens", f"choose K ≤ {vocab}")
+
+    def export_entry(self) -> dict[str, str]:
+        """Return the config's entry by which `check` knows why K dense rows differ."""
+        if self.free is None:
+            return {}
+        return {EXPORTED: str(self)}
 
     def scales(self, d: int) -> tuple[float, float]:
         """Return (input scale, output scale) as numbers in a model of width `d`."""

@@ -21,7 +21,7 @@ E] -> [.., D], `out_map` before the head [.., D] -> [.., E].
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -33,14 +33,15 @@ from jax import Array, lax
 from tiewise.boundary.flax.loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
 from tiewise.boundary.flax.paths import enter
 from tiewise.core.errors import SpecError
-from tiewise.core.spec import BoundarySpec, Vocabularies
+from tiewise.core.frequent_tokens import most_frequent
+from tiewise.core.spec import FREE_ROWS, BoundarySpec, Vocabularies
 from tiewise.core.spec_options import FLAX
 from tiewise.planning.first_loss import sound_std, starting_nll
 
 Spec = BoundarySpec | str
 Params = Mapping[str, Array]  # names of PyTorch's boundary → arrays: `table_in`, `in_map.weight`, `out_map.p`, …
 Body = Callable[[Array], Array]
-START_AT_ZERO = ("bias", "out_map.p", "out_map.factor", "out_map.bias")
+START_AT_ZERO = ("bias", "out_map.p", "out_map.factor", "out_map.bias", FREE_ROWS)
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,27 @@ class PureBoundary:
         spec: the spec.
         vocab: V of input and output.
         width: D, the body's width.
+        free_ids: the tokens of `+free=K`, in ascending order.
     """
 
     spec: BoundarySpec
     vocab: Vocabularies
     width: int
+    free_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, spec: Spec, vocab: Vocabularies | int, width: int) -> PureBoundary:
+    def of(cls, spec: Spec, vocab: Vocabularies | int, width: int, counts: Any = None) -> PureBoundary:
         """Return the boundary of a spec, after checking that these sizes allow it.
 
         Args:
             spec: a `BoundarySpec` or its written form.
             vocab: V, or both vocabularies if input and output differ.
             width: D, the body's width.
+            counts: [V_out], how often each token occurs, by which `+free=K` chooses its tokens.
 
         Raises:
-            SpecError: these sizes do not allow the spec, or it has a schedule (which belongs to a training run).
+            SpecError: these sizes do not allow the spec, it has a schedule (which belongs to a training run), or
+                `+free=K` has no counts.
         """
         chosen = BoundarySpec.parse(spec)
         if not isinstance(vocab, Vocabularies):
@@ -85,6 +90,8 @@ class PureBoundary:
         if chosen.pad is not None and chosen.pad >= rows:
             raise SpecError(f"pad={chosen.pad} is outside the table of {rows} rows", "lower it")
         pure.shapes()
+        if chosen.free is not None:
+            return replace(pure, free_ids=most_frequent(chosen, counts, vocab))
         return pure
 
     @property
@@ -165,7 +172,7 @@ class PureBoundary:
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Map hidden states [.., D] to all logits [.., V_out]."""
-        rows = self._output_rows(self._output_table(params))
+        rows = self._free_rows(params, self._output_rows(self._output_table(params)))
         z = self._features(params, hidden) @ rows.T * self.spec.scales(self.width)[1]
         if self.spec.bias:
             z = z + params["bias"]
@@ -221,7 +228,7 @@ class PureBoundary:
         self.spec.require_tables_alone()
         in_scale, out_scale = self.spec.scales(self.width)
         input_table = _apply_in_map(params, params["table_in"][: self.vocab.inputs])
-        output_table = self._output_rows(params[self._output_name])
+        output_table = self._free_rows(params, self._output_rows(params[self._output_name]))
         if any(name.startswith("out_map.") for name in params):
             output_table = output_table @ self._features(params, jnp.eye(self.width, dtype=output_table.dtype)).T
         return input_table * in_scale, output_table * out_scale
@@ -265,6 +272,12 @@ class PureBoundary:
             return table[: self.vocab.outputs]
         return table[jnp.asarray(index)]
 
+    def _free_rows(self, params: Params, rows: Array) -> Array:
+        """Return output rows [V_out, E] with the separate rows of the free tokens."""
+        if FREE_ROWS not in params:
+            return rows
+        return rows.at[jnp.asarray(self.free_ids)].add(params[FREE_ROWS].astype(rows.dtype), indices_are_sorted=True)
+
     def _features(self, params: Params, hidden: Array) -> Array:
         """Map hidden states [.., D] to [.., E] before the head; without a map, return them."""
         if hidden.shape[-1] != self.width:
@@ -285,7 +298,7 @@ class PureBoundary:
     def _loss(self, params: Params, hidden: Array, table: Array, targets: Any, options: dict[str, Any]) -> Array:
         """Return the loss of hidden states by an output table."""
         chosen = FlaxLossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
-        features, rows = self._features(params, hidden), self._output_rows(table)
+        features, rows = self._features(params, hidden), self._free_rows(params, self._output_rows(table))
         return linear_cross_entropy(features, rows, targets, params.get("bias"), chosen, **options)
 
 
@@ -366,6 +379,7 @@ class NNXBoundary(_BoundaryMethods, nnx.Module):
         vocab: V, or both vocabularies if input and output differ.
         width: D, the body's width.
         rngs: random streams of NNX.
+        counts: as in `PureBoundary.of`.
 
     Attributes:
         table_in: [V, E] Param; also the output table if tied.
@@ -376,8 +390,10 @@ class NNXBoundary(_BoundaryMethods, nnx.Module):
         SpecError: these sizes do not allow the spec, or it has a schedule (which belongs to a training run).
     """
 
-    def __init__(self, spec: Spec, vocab: int | Vocabularies, width: int, *, rngs: nnx.Rngs) -> None:
-        self.pure = PureBoundary.of(spec, vocab, width)
+    def __init__(
+        self, spec: Spec, vocab: int | Vocabularies, width: int, *, rngs: nnx.Rngs, counts: Any = None
+    ) -> None:
+        self.pure = PureBoundary.of(spec, vocab, width, counts)
         self.load({name: self.pure.draw(name, rngs.params()) for name in self.pure.shapes()})
 
     def load_rows(self, rows: Any) -> None:
@@ -423,6 +439,7 @@ class LinenBoundary(_BoundaryMethods, linen.Module):
         spec: a `BoundarySpec` or its written form.
         vocab: V, or both vocabularies if input and output differ.
         width: D, the body's width.
+        counts: as in `PureBoundary.of`, a tuple.
 
     Raises:
         SpecError: at `init`, as `NNXBoundary`.
@@ -431,11 +448,12 @@ class LinenBoundary(_BoundaryMethods, linen.Module):
     spec: Spec
     vocab: int | Vocabularies
     width: int
+    counts: tuple[float, ...] | None = None
 
     @property
     def pure(self) -> PureBoundary:  # type: ignore[override]
         """Functions that all methods call."""
-        return PureBoundary.of(self.spec, self.vocab, self.width)
+        return PureBoundary.of(self.spec, self.vocab, self.width, self.counts)
 
     def setup(self) -> None:
         """Declare every parameter once; those of a map are one tree."""

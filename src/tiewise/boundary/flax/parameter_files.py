@@ -29,6 +29,7 @@ from tiewise.core.files import atomic_replacement
 from tiewise.core.writing_faults import writing_fault
 
 SHARED = {"table_out": "table_in"}
+FREE_IDS = "free.ids"  # int32 [K], as PyTorch's boundary stores them
 
 
 def save(path: str | Path, pure: PureBoundary, params: Mapping[str, Any]) -> None:
@@ -44,7 +45,8 @@ def save(path: str | Path, pure: PureBoundary, params: Mapping[str, Any]) -> Non
     Raises:
         CheckpointError: the parameters are not this boundary's, or the file cannot be written.
     """
-    write(path, require_parameters(params, pure, "these parameters"), SHARED if pure.tied else {})
+    checked = require_parameters(params, pure, "these parameters")
+    write(path, checked | _ids_of_free_rows(pure), SHARED if pure.tied else {})
 
 
 def load(path: str | Path, pure: PureBoundary) -> dict[str, Array]:
@@ -66,9 +68,22 @@ def load(path: str | Path, pure: PureBoundary) -> dict[str, Array]:
 
     Raises:
         CheckpointError: the file is not a safetensors file; parameters are missing, unknown or of another shape; the
-            file has two different tables and the spec ties them; or JAX would round fp64 values.
+            file has two different tables and the spec ties them; its free rows are of other tokens; or JAX would round
+            fp64 values.
     """
-    return require_parameters(read(path), pure, str(path))
+    params = read(path)
+    stored = np.asarray(params.pop(FREE_IDS, ()))
+    if tuple(stored.tolist()) != pure.free_ids:
+        what = f"{path} has free rows of other tokens than this boundary"
+        raise CheckpointError(what, f"build the boundary with counts that are 1 at the tokens of {FREE_IDS}")
+    return require_parameters(params, pure, str(path))
+
+
+def _ids_of_free_rows(pure: PureBoundary) -> dict[str, Any]:
+    """Return the ids of the free rows by their name in a file."""
+    if not pure.free_ids:
+        return {}
+    return {FREE_IDS: np.asarray(pure.free_ids, np.int32)}
 
 
 def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:

@@ -208,6 +208,7 @@ class _PlainCheckpoint:
             changes["architectures"] = _plain_classes(classes)
         level = self.facts.boundary_level or ""
         config = {dotted_path(level, key): value for key, value in changes.items()}
+        config |= self.boundary.spec.export_entry()
         if self.writes_flag:
             config |= flag_changes(self.facts, self.is_tied)
         return config

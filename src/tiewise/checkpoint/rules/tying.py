@@ -23,7 +23,9 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
 from tiewise.checkpoint.wrapper_names import unwrapped_names
+from tiewise.core.errors import SpecError
 from tiewise.core.files import format_bytes
+from tiewise.core.spec import EXPORTED, BoundarySpec
 
 
 @rule("B010", "fatal", "the input table is stored under a name that a loader knows")
@@ -393,7 +395,7 @@ def drifted(facts: Facts) -> Observations:
     that are equal after a cast, equal except for some rows, or within a tenth of each other were one table recently.
     Usual causes: one end saved in another precision; new tokens written at one end only (transformers#35141); an alias
     lost on the meta device or in FSDP, so each end was trained separately from then on (pytorch#188346,
-    Automodel#2571).
+    Automodel#2571). A config that says `exported_boundary: tied+free=K` explains K rows.
     What to do: decide whether the difference is intended. If not, `tiewise tie --keep input|output|mean` makes them one
     again, and says by how much any logit changes.
     Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
@@ -405,6 +407,8 @@ def drifted(facts: Facts) -> Observations:
         return
     if facts.tied is True and alike.differing:
         return  # B012 reports tied models whose rows differ, and is more severe
+    if 0 < alike.differing <= _exported_free_rows(facts):
+        return
     types = ""
     if table.dtype != head.dtype:
         types = f" ({table.dtype} and {head.dtype})"
@@ -415,6 +419,14 @@ def drifted(facts: Facts) -> Observations:
     if alike.kind != SAME_VALUES:
         fixes.insert(1, "instead of input, --keep takes output or mean")
     yield short(head.name), problem, tuple(fixes)
+
+
+def _exported_free_rows(facts: Facts) -> int:
+    """Return the number of free rows that the tables were exported with, as the config says."""
+    try:
+        return BoundarySpec.parse(facts.config.get(EXPORTED, "tied")).free or 0
+    except SpecError:
+        return 0
 
 
 @rule("B016", "error", "a single shared table is stored under the input table's name")

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tiewise.boundary.free_rows import output_table
 from tiewise.core.errors import non_finite_error
 from tiewise.core.estimates import ratio
 from tiewise.core.measurement import Measurement, Quantity
@@ -52,7 +53,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss, head = TextLoss(opened, windows, seed), opened.ends.head
-    basis = _basis(head.weight.detach())
+    basis = _basis(output_table(head).detach())
     if counts is None:
         counts = token_counts(windows.reshape(-1), opened.vocab)
     bands = frequency_bins(counts)
