@@ -2,7 +2,7 @@
 
 A contrast is arm − reference, paired over seeds. Every interval is a separate 95 % interval. A difference counts as
 detected if its p is below 0.05 with Holm's correction over all results of the study, so one false detection among
-all of them is as rare as in a single comparison.
+all of them is as rare as in a single comparison. `verdicts` has the rule of better, worse, equivalent and undecided.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Study(PrintedResult):
 
     def summary_rows(self) -> list[Row]:
         """Return a row for every finished cell and contrast: the difference and its interval."""
-        columns = ("cell", "contrast", "heldout", "heldout_low", "heldout_high", "sign", "seeds")
+        columns = ("cell", "contrast", "heldout", "heldout_low", "heldout_high", "verdict", "seeds")
         return [{column: row[column] for column in columns} for row in self.rows()]
 
     def _by_contrast(self) -> dict[str, list[SweepResult]]:
