@@ -9,24 +9,38 @@ from typing import TYPE_CHECKING, Any
 from tiewise.cli import options as o
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from tiewise.lab.claims.registry import PublishedClaim
 
-COLUMNS = ("claim", "paper", "published", "measured [95 %]", "price", "verdict")
+COLUMNS = ("claim", "paper", "price", "verdict", "measured", "published")
+WIDE = 120  # columns of a terminal from which the published figures are shown
 
 
 def list_claims(*, as_json: bool) -> None:
     """Print how many claims have each verdict, then a table of all."""
-    from tiewise.lab.claims.listing import claim_records, claim_rows, summary
+    from tiewise.lab.claims.listing import claim_records, summary
 
     if as_json:
         return o.print_json({"summary": summary(), "claims": claim_records()})
+    o.print_view(_claims_view)
+
+
+def _claims_view(width: int) -> Group:
+    """Return the summary and the table of claims for a terminal of this width."""
     from rich.console import Group
     from rich.text import Text
 
+    from tiewise.lab.claims.listing import claim_rows, summary
     from tiewise.report.views import rich_table
 
-    run = Text("tiewise sweep --claim ID prints the rule of one, and runs it.", "dim")
-    o.print_view(Group(Text(summary(), "bold"), rich_table([COLUMNS, *claim_rows()]), run))
+    count = len(COLUMNS)
+    if width < WIDE:
+        count -= 1
+    table = rich_table([row[:count] for row in (COLUMNS, *claim_rows())])
+    table.columns[0].no_wrap = True
+    hint = Text("tiewise sweep --claim ID prints the rule of one, and runs it.", "dim")
+    return Group(Text(summary(), "bold"), table, hint)
 
 
 def carry_out_claim(claim: PublishedClaim, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:

@@ -22,13 +22,13 @@ def summary() -> str:
 
 
 def claim_rows() -> list[list[str]]:
-    """Return a row for each claim: name, source, published and measured figure, price, verdict."""
+    """Return a row for each claim: name, source, price, verdict, measured and published figure."""
     results, rows = recorded_results(), []
     for name, claim in published_claims().items():
         measured = NONE
         if name in results:
             measured = results[name].outcome_text
-        rows.append([name, claim.paper, claim.published, measured, claim.price, recorded_verdict(name)])
+        rows.append([name, claim.paper, claim.price, recorded_verdict(name), measured, claim.published])
     return rows
 
 
