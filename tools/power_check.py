@@ -45,11 +45,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StudyRows:
-    """Rows of a study [M]: true differences, their standard errors, seeds, and the printed "could show"."""
+    """Rows of a study [M]: true differences, standard errors with their degrees of freedom, and "could show"."""
 
     means: Array
     errors: Array
-    seeds: NDArray[np.int64]
+    freedom: Array
     printed: Array
     margin: float
 
@@ -104,22 +104,20 @@ def _columns(rows: list[dict[str, str]]) -> StudyRows:
     means, errors, printed = (
         np.array([float(row[name]) for row in rows]) for name in ("heldout", "error", "detectable")
     )
-    seeds = np.array([int(row["seeds"]) for row in rows])
-    return StudyRows(means, errors, seeds, printed, float(rows[0]["margin"]))
+    freedom = np.array([float(row.get("df") or int(row["seeds"]) - 1) for row in rows])
+    return StudyRows(means, errors, freedom, printed, float(rows[0]["margin"]))
 
 
 def draw(rows: StudyRows, means: Array, generator: np.random.Generator) -> Draw:
     """Return simulated studies with the true differences `means` [R, M]."""
-    freedom = rows.seeds - 1
-    spread = np.sqrt(generator.chisquare(freedom, means.shape) / freedom)
+    spread = np.sqrt(generator.chisquare(rows.freedom, means.shape) / rows.freedom)
     return Draw(means + rows.errors * generator.standard_normal(means.shape), rows.errors * spread)
 
 
 def p_values(rows: StudyRows, drawn: Draw) -> tuple[Array, Array]:
     """Return the unadjusted p of a difference and of equivalence [R, M]."""
-    freedom = rows.seeds - 1
     distance = np.maximum(rows.margin - np.abs(drawn.means), 0.0)
-    return tuple(2 * scipy.special.stdtr(freedom, -t / drawn.errors) for t in (np.abs(drawn.means), distance))
+    return tuple(2 * scipy.special.stdtr(rows.freedom, -t / drawn.errors) for t in (np.abs(drawn.means), distance))
 
 
 def divisors(p: Array, row: int) -> NDArray[np.int64]:
@@ -127,7 +125,8 @@ def divisors(p: Array, row: int) -> NDArray[np.int64]:
     rows = p.shape[1]
     others = np.sort(np.delete(p, row, axis=1), axis=1)
     passed = np.cumprod(others * (rows - np.arange(rows - 1)) < ALPHA, axis=1).sum(axis=1)
-    return rows - passed
+    by: NDArray[np.int64] = rows - passed
+    return by
 
 
 def rejected(p: Array) -> NDArray[np.bool_]:
@@ -139,9 +138,10 @@ def stated_differences(rows: StudyRows, drawn: Draw, row: int) -> Array:
     """Return the difference that each simulated study states for a row [R]."""
     p_detected, _ = p_values(rows, drawn)
     by = divisors(p_detected, row)
-    freedom = int(rows.seeds[row] - 1)
+    freedom = float(rows.freedom[row])
     stated = {divisor: detectable_difference(freedom, ALPHA / divisor) for divisor in set(by.tolist())}
-    return drawn.errors[:, row] * np.array([stated[divisor] for divisor in by.tolist()])
+    differences: Array = drawn.errors[:, row] * np.array([stated[divisor] for divisor in by.tolist()])
+    return differences
 
 
 def row_power(rows: StudyRows, row: int, repetitions: int, generator: np.random.Generator) -> RowPower:
@@ -172,7 +172,7 @@ def line(name: str, rows: StudyRows, measured: StudyPower) -> str:
     by_row = [one.simulated for one in measured.rows]
     printed = float(np.mean([one.as_printed for one in measured.rows]))
     shares = (measured.mean, min(by_row), max(by_row), printed, measured.wrong_sign, measured.wrong_equivalence)
-    return f"{name:22s} {len(by_row):4d} {min(rows.seeds):5d} " + " ".join(f"{share:10.1%}" for share in shares)
+    return f"{name:22s} {len(by_row):4d} {min(rows.freedom):5.1f} " + " ".join(f"{share:10.1%}" for share in shares)
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=4000, metavar="N", help="simulated studies for each row")
     repetitions = parser.parse_args().repetitions
     columns = ("power", "least", "most", "as printed", "sign", "equivalent")
-    print(f"{'study':22s} rows seeds " + " ".join(f"{column:>10s}" for column in columns))
+    print(f"{'study':22s} rows    df " + " ".join(f"{column:>10s}" for column in columns))
     generator, missed = np.random.default_rng(0), []
     for name, rows in read_studies().items():
         measured = study_power(rows, repetitions, generator)

@@ -20,7 +20,7 @@ def test_simulation_rejects_as_adjusted_p_does():
 
 
 def test_equivalence_needs_the_interval_within_the_margin():
-    rows = power_check.StudyRows(np.zeros(2), np.full(2, 0.002), np.array([5, 5]), np.zeros(2), margin=0.02)
+    rows = power_check.StudyRows(np.zeros(2), np.full(2, 0.002), np.array([4.0, 4.0]), np.zeros(2), margin=0.02)
     drawn = power_check.Draw(np.array([[0.0140, 0.0150]]), np.full((1, 2), 0.002))  # intervals of ± 0.00555
     _, p = power_check.p_values(rows, drawn)
     assert (p < 0.05).tolist() == [[True, False]]
