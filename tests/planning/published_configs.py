@@ -75,6 +75,18 @@ PUBLISHED |= {
     "marian-two-tables": bart_config(
         "marian", 512, 6, 2048, 8, 58101, decoder_vocab_size=60000, share_encoder_decoder_embeddings=False
     ),
+    "mbart-decoder": bart_config(
+        "mbart", 1024, 12, 4096, 16, 57525, max_position_embeddings=1536, architectures=["MBartForCausalLM"]
+    ),
+    "pegasus-decoder-untied": bart_config(
+        "pegasus", 512, 6, 2048, 8, 96103, architectures=["PegasusForCausalLM"], tie_word_embeddings=False
+    ),
+    "marian-decoder-of-two-tables": bart_config(
+        *("marian", 512, 6, 2048, 8, 58101),
+        decoder_vocab_size=60000,
+        share_encoder_decoder_embeddings=False,
+        architectures=["MarianForCausalLM"],
+    ),
     "pegasus-large": bart_config("pegasus", 1024, 16, 4096, 16, 96103, max_position_embeddings=1024),
     "mamba-130m": {"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50280},
 }

@@ -28,7 +28,7 @@ from tiewise.planning.architecture import (
     lookup,
     norm,
 )
-from tiewise.planning.config import Config
+from tiewise.planning.config import Config, saved_class
 from tiewise.planning.first_loss import ACTIVATIONS, FreshBody
 
 # Decoders
@@ -625,7 +625,7 @@ def _t5(config: Config, positions_in_layers: bool = False) -> Architecture:
 
 @register_reader("bart")
 def _bart(config: Config, learned_positions: bool = False, final_norm: bool = False) -> Architecture:
-    """Read BART and related models.
+    """Read BART and related models, or their decoder alone if a `ForCausalLM` class is saved.
 
     Positions are learned, or sinusoids that are stored and never trained.
     """
@@ -637,29 +637,40 @@ def _bart(config: Config, learned_positions: bool = False, final_norm: bool = Fa
         "embedding_norm": norm(d, count=int(learned_positions)),
         "norms": norm(d, count=int(final_norm)),
     }
+    sides = ["encoder", "decoder"]
+    if _is_decoder_alone(config):
+        sides = ["decoder"]
     stacks = []
-    for name in ("encoder", "decoder"):
+    for name in sides:
         layers, count = config.size(f"{name}_layers"), config.size(f"{name}_attention_heads")
         sublayers = Sublayers(Heads.of(d, count), config.size(f"{name}_ffn_dim"))
         stacks.append(sublayers.side(name, d, layers, around))
     architecture = Architecture(config.family, d, config.token_tables(d), tuple(stacks))
     if not learned_positions:
-        architecture = replace(architecture, frozen=2 * rows * d)
-    if config.flag("tie_word_embeddings"):
+        architecture = replace(architecture, frozen=len(sides) * rows * d)
+    if config.flag("tie_word_embeddings") or _is_decoder_alone(config):
         return architecture
     note = "Untied, the class also stores one table for the encoder and one for the decoder, counted as other."
     other = lookup(config.size("vocab_size"), d).times(2, 0)
     return replace(architecture, around={"other": other}, notes=(note,))
 
 
+def _is_decoder_alone(config: Config) -> bool:
+    """Return whether the saved class of an encoder-decoder family is its decoder with a head."""
+    return saved_class(config.values).endswith("ForCausalLM")
+
+
 @register_reader("marian")
 def _marian(config: Config) -> Architecture:
     """Read a BART whose encoder and decoder may have different vocabularies."""
     architecture = _bart(config)
-    if config.flag("share_encoder_decoder_embeddings"):
+    is_alone = _is_decoder_alone(config)
+    if config.flag("share_encoder_decoder_embeddings") and not is_alone:
         return architecture
     vocab = config.size("vocab_size")
     ends = replace(architecture.ends, vocab=config.size("decoder_vocab_size", vocab))
+    if is_alone:
+        return replace(architecture, ends=ends)
     other = lookup(vocab, architecture.width)
     note = "The encoder has a separate table, counted as other."
     return replace(architecture, ends=ends, around={"other": other}, notes=(note,))
