@@ -1,5 +1,6 @@
 """Test plans of configs whose class is asked: the counts, what is not asked, and the child process."""
 
+import re
 import warnings
 
 import pytest
@@ -91,6 +92,60 @@ def test_plan_keeps_its_marks_if_the_class_refuses_the_config_or_is_not_built(mo
         assert model["not_counted"]
         assert model["parameters"]["total"] is model["parameters"]["active"] is None
         assert sum("refuses this config: heads do not divide" in note for note in model["notes"]) == notes
+
+
+# width 32, 2 layers; the classes are not in any AutoModel mapping of a language model
+BERT_SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+BERT_SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 40}
+VISION = {**BERT_SIZES, "image_size": 28, "patch_size": 14}
+OF_MODULES = [  # config, and the modules of its class by their place
+    (
+        {"model_type": "distilbert", "architectures": ["DistilBertForSequenceClassification"], "dim": 32}
+        | {"hidden_dim": 24, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 40, "vocab_size": 90},
+        {"positions": r"position_embeddings"},
+    ),
+    (
+        {"model_type": "clip_text_model", "architectures": ["CLIPTextModelWithProjection"], **BERT_SIZES},
+        {"positions": r"position_embedding"},
+    ),
+    (
+        {"model_type": "dpr", "architectures": ["DPRContextEncoder"], **BERT_SIZES},
+        {"positions": r"position_embeddings|token_type"},
+    ),
+    (
+        {"model_type": "git", "architectures": ["GitForCausalLM"], **BERT_SIZES, "vision_config": VISION},
+        {"positions": r"git\.embeddings\.position", "towers": r"image_encoder|visual_projection"},
+    ),
+    (
+        {"model_type": "blip", "architectures": ["BlipForConditionalGeneration"], "vision_config": VISION}
+        | {"text_config": {**BERT_SIZES, "encoder_hidden_size": 32}},
+        {"positions": r"bert\.embeddings\.position", "towers": r"vision_model|\.cls\."},
+    ),
+    (
+        {"model_type": "moshi", "architectures": ["MoshiForCausalLM"], **BERT_SIZES, "ffn_dim": 24},
+        {"other_tables": "one more row"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "places"), OF_MODULES, ids=lambda value: str(value.get("model_type", "")))
+def test_built_class_counts_parts_like_its_modules(config, places):
+    (name,) = config["architectures"]
+    counted = dict(count_on_meta(config).parameters())
+    model_class = getattr(transformers, name)
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_class(model_class.config_class(**config))
+    model.tie_weights()
+    tensors = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    assert sum(counted.values()) == sum(tensors.values())
+    for place in ("positions", "towers", "other_tables"):
+        pattern = re.compile(places.get(place, "no such module"))
+        expected = sum(size for name, size in tensors.items() if pattern.search(name))
+        if pattern.pattern == "one more row":
+            expected = len(model.get_input_embeddings().weight[90:]) * 32
+            assert expected == 32
+        assert counted.get(place, 0) == expected
 
 
 def test_counts_of_experts_without_a_number_per_token_leave_active_empty():

@@ -181,6 +181,24 @@ def test_formula_counts_its_listed_types_within_two_percent(family):
     assert read(config.to_dict()).total == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["olmoe", "convbert", "moshi"])
+def test_estimated_family_without_a_flag_ties_like_its_class(family):
+    config = transformers.AutoConfig.for_model(family, num_hidden_layers=2)
+    kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM)
+    with torch.device("meta"):
+        model = next(kind for kind in kinds if type(config) in kind._model_mapping).from_config(config)
+    model.tie_weights()
+    written = {key: value for key, value in config.to_dict().items() if key != "tie_word_embeddings"}
+    ends = read({**written, "model_type": family}).ends
+    assert ends.tied == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+
+
+def test_class_with_another_ending_has_no_head_if_none_of_its_family_has():
+    config = {**QWEN, "model_type": "dpr", "architectures": ["DPRQuestionEncoder"]}
+    assert not read(config).ends.head
+    assert read({**config, "model_type": "acme", "architectures": ["AcmeReader"]}).ends.head
+
+
 @pytest.mark.slow
 def test_listed_types_equal_those_that_the_tool_generates():
     """Build every type of transformers on the meta device, which takes one to two minutes."""

@@ -81,7 +81,7 @@ def _class_to_build(config: Mapping[str, Any], names: frozenset[str]) -> str | N
     None: the usual class of its type.
     """
     name = saved_class(config)
-    if name in names:
+    if name in names or _is_defined(name):
         return name
     return None
 
@@ -91,13 +91,30 @@ def _mapped_names() -> frozenset[str]:
 
     The package is not imported.
     """
-    spec = find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return frozenset()
     names: set[str] = set()
-    for path in (Path(spec.origin).parent / "models" / "auto").glob("*.py"):
+    for path in _model_files("auto/*.py"):
         names.update(path.read_text("utf-8").split('"')[1::2])
     return frozenset(names - {""})
+
+
+def _is_defined(name: str) -> bool:
+    """Return whether the installed transformers has a model class, which no mapping need have.
+
+    A class's name starts like the folder of its file. The package is not imported.
+    """
+    for path in _model_files("*/modeling_*.py"):
+        folder = path.parent.name.replace("_", "")
+        if name.lower().startswith(folder) and f"class {name}(" in path.read_text("utf-8"):
+            return True
+    return False
+
+
+def _model_files(pattern: str) -> list[Path]:
+    """Return the files below `models` of the installed transformers that match a pattern; none without it."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return []
+    return sorted((Path(spec.origin).parent / "models").glob(pattern))
 
 
 def _architecture_of(reply: Mapping[str, Any], model_type: str) -> Architecture:
@@ -105,12 +122,13 @@ def _architecture_of(reply: Mapping[str, Any], model_type: str) -> Architecture:
     tables = TokenTables(
         reply["vocab"], reply["width"], reply["tied"], reply["has_head"], head_biases=reply["head_biases"]
     )
-    other_tables = Count()
-    for rows, *widths in reply["other_tables"]:
-        other_tables += lookup(rows, sum(widths))
+    looked_up = {"other_tables": Count(), "positions": Count()}
+    for name in looked_up:
+        for rows, *widths in reply[name]:
+            looked_up[name] += lookup(rows, sum(widths))
     experts, counts_active = _experts_of(reply)
     other = Count(reply["other"], reply["multiplied"], reply["other"])
-    around = {"other_tables": other_tables, "experts": experts, "towers": Count(reply["towers"]), "other": other}
+    around = {**looked_up, "experts": experts, "towers": Count(reply["towers"]), "other": other}
     note = f"{reply['class']} of the installed transformers was built without weights: no count for each layer."
     return Architecture(model_type, reply["width"], tables, (), around, counts_active=counts_active, notes=(note,))
 

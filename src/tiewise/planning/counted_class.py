@@ -1,7 +1,7 @@
 """Counts of a class that is built without weights, as JSON. It runs in the child process of `checkpoint.built_class`.
 
-The total and the tables are exact. Parameters are sorted by their place: tables that token ids index, experts, towers
-next to the language model, and all others.
+The total and the tables are exact. Parameters are sorted by their place: tables that token ids index, tables of
+positions, experts, towers next to the language model, and all others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiewise.checkpoint.indexed_tensors import PLAIN_TABLE
+from tiewise.planning.uncounted import TOWER
 
+POSITIONS = re.compile(r"(?:^|[._])(?:wpe|position_embeddings?|embed_positions|token_type_embeddings)\.weight$")
 EXPERTS = re.compile(r"(?:^|\.)experts\.")
 # keys of the number of experts that a token uses, as the configs of transformers name it
 CHOSEN = (
@@ -26,21 +28,26 @@ def answer(model: Any, _argument: Any) -> dict[str, Any]:
     table, head = model.get_input_embeddings(), _output_embeddings(model)
     if getattr(table, "weight", None) is None:
         return {"unsuitable": "no table of tokens"}
-    bias = getattr(head, "bias", None)
-    if head is not None and head.weight.shape != table.weight.shape:
-        return {"unsuitable": "two tables of different shapes"}
+    bias, rows, extra_rows = getattr(head, "bias", None), len(table.weight), 0
+    if head is not None:
+        rows, extra_rows = len(head.weight), rows - len(head.weight)
+        if extra_rows < 0 or head.weight.shape[1:] != table.weight.shape[1:]:
+            return {"unsuitable": "two tables of different shapes"}
     counted = {id(each) for each in (table.weight, getattr(head, "weight", None), bias)}
     others = [(name, each) for name, each in model.named_parameters() if id(each) not in counted]
     reply = {
         "class": type(model).__name__,
-        "vocab": table.weight.shape[0],
+        "vocab": rows,
         "width": table.weight.shape[1],
         "has_head": head is not None,
         "tied": head is not None and head.weight is table.weight,
         "head_biases": int(bias is not None),
         "chosen": _chosen_experts(model.config),
     }
-    return {**reply, **_sums(model, others, table)}
+    sums = _sums(model, others, table)
+    if extra_rows:  # tokens that a model reads and never writes
+        sums["other_tables"].append([extra_rows, table.weight.shape[1]])
+    return {**reply, **sums}
 
 
 def _output_embeddings(model: Any) -> Any:
@@ -57,15 +64,18 @@ def _output_embeddings(model: Any) -> Any:
 def _sums(model: Any, others: list[tuple[str, Any]], table: Any) -> dict[str, Any]:
     """Return the numbers of parameters by their place."""
     tables: list[list[int]] = []
+    positions: list[list[int]] = []
     sums = {"experts": 0, "towers": 0, "other": 0, "multiplied": 0}
     counts = set()
-    text = _text_prefix(model, table)
+    text, body = _text_prefix(model, table), f"{model.base_model_prefix}."
     for name, parameter in others:
         size = parameter.numel()
-        if not name.startswith(text):
+        if _is_of_tower(name, text, body):
             sums["towers"] += size
         elif PLAIN_TABLE.search(name.removesuffix(".weight")):
             tables.append(list(parameter.shape))
+        elif POSITIONS.search(name):
+            positions.append(list(parameter.shape))
         elif EXPERTS.search(name):
             sums["experts"] += size
             if parameter.dim() > 1:
@@ -73,21 +83,39 @@ def _sums(model: Any, others: list[tuple[str, Any]], table: Any) -> dict[str, An
         else:
             sums["other"] += size
             sums["multiplied"] += size * (parameter.dim() > 1)
-    return {**sums, "other_tables": tables, "expert_count": _expert_count(model, counts)}
+    return {**sums, "other_tables": tables, "positions": positions, "expert_count": _expert_count(model, counts)}
+
+
+def _is_of_tower(name: str, text: str, body: str) -> bool:
+    """Return whether a parameter lies outside the language model, whose prefix is `text`.
+
+    If that prefix is empty, the name behind the prefix of the `body` decides: an older composite has no separate config
+    of its language model.
+    """
+    if text:
+        return not name.startswith(text)
+    return bool(TOWER.search(name.removeprefix(body)))
 
 
 def _text_prefix(model: Any, table: Any) -> str:
     """Return the prefix of the language model in a composite.
 
-    It is "" for any other model.
+    The language model is the smallest part with the table and with layers. The prefix is "" for any other model.
     """
     if model.config.get_text_config() is model.config:
         return ""
     for name, module in model.named_modules():
         if module is table:
-            parent, _, _ = name.rpartition(".")
+            parent = name.rpartition(".")[0]
+            while parent and not _has_layers(model.get_submodule(parent)):
+                parent = parent.rpartition(".")[0]
             return f"{parent}.".removeprefix(".")
     return ""
+
+
+def _has_layers(module: Any) -> bool:
+    """Return whether a module contains a list of modules."""
+    return any(type(part).__name__ == "ModuleList" for part in module.modules())
 
 
 def _expert_count(model: Any, first_dimensions: set[int]) -> int | None:

@@ -179,8 +179,11 @@ def _estimate(config: Config) -> Architecture:
 
 
 def _is_tied(config: Config) -> bool:
-    """Return whether a config of a family without a reader ties; by default it does."""
-    return bool(config.get("tie_word_embeddings", True))
+    """Return whether a family without a reader ties: as its class does, else by default."""
+    tied = read_claims(config.values).tied
+    if tied is None:
+        return bool(config.get("tie_word_embeddings", True))
+    return tied
 
 
 def estimate_by_formula(config: Config) -> Architecture:

@@ -77,9 +77,9 @@ def has_token_head(config: Mapping[str, Any]) -> bool:
     A config without `architectures` has the usual class of its model type.
     """
     name = saved_class(config)
-    if not name:
-        return not family(config.get("model_type")).is_headless
-    return name.endswith(LANGUAGE_HEADS) or not name.endswith(WITHOUT_HEAD)
+    if name.endswith(LANGUAGE_HEADS):
+        return True
+    return not name.endswith(WITHOUT_HEAD) and not family(config.get("model_type")).is_headless
 
 
 def _is_size_or_switch(value: Any) -> bool:
