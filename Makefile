@@ -21,6 +21,9 @@ demo: $(DEMO_STAMP)
 	@$(BIN)/tiewise compare --out runs/demo --overwrite
 	@echo "Report: runs/demo/report.html. Next, your own text: $(BIN)/tiewise compare --text FILE" >&2
 
+# Python writes bytecode here: otherwise each process compiles the package and the tests again.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: $(STAMP)
 	$(PYTEST)
 

@@ -8,7 +8,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import tiewise
-from tiewise.training.compare import environment
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number, with thousands separators and either minus sign; "B012" and "w7" are words
@@ -56,6 +55,8 @@ def normalised(text, folder):
 @cache
 def machine_names():
     """Return the names of this machine in reports and results, with their placeholders."""
+    from tiewise.training.compare import environment  # imports torch, which the patterns above do not need
+
     machine = environment()
     return {machine["platform"]: "PLATFORM", machine["processor"]: "PROCESSOR"}
 
