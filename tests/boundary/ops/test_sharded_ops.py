@@ -6,20 +6,24 @@ file as a program with the arguments STORE WORLD CASE….
 
 import itertools
 import math
+import os
 import subprocess
 import sys
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from benchmarks.gpu_branch import gpu_branch
 from tests.boundary.ops.test_cross_entropy import gradients
 from tests.boundary.ops.test_log_prob import PARTS, ours, plain, run
 
+from tiewise.boundary.ops import chunked, statistics_operators
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.log_prob import linear_log_prob, vocabulary_statistics
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, gather, path_norms, tied_lookup
@@ -92,10 +96,10 @@ def compare(v, dtype, bias, options, tolerance):
             assert_near(f"V={v} {dtype} bias={bias} {options}: {name}", other, one, tolerance)
 
 
-def every_option(sizes=SIZES, dtypes=((torch.float64, 1e-12), (torch.float32, 1e-5))):
+def every_option(sizes=SIZES, dtypes=((torch.float64, 1e-12), (torch.float32, 1e-5)), choices=CHOICES):
     """Compare every combination of options and bias for every size, with reductions in turn."""
     turn = itertools.cycle(("mean", "sum", "none"))
-    for v, (softcap, smoothing, z_loss, weighted, bias) in itertools.product(sizes, CHOICES):
+    for v, (softcap, smoothing, z_loss, weighted, bias) in itertools.product(sizes, choices):
         options = {"softcap": softcap, "label_smoothing": smoothing, "z_loss": z_loss, "class_weight": weighted}
         for dtype, tolerance in dtypes:
             compare(v, dtype, bias, {**options, "scale": 0.7, "reduction": next(turn)}, tolerance)
@@ -103,6 +107,31 @@ def every_option(sizes=SIZES, dtypes=((torch.float64, 1e-12), (torch.float32, 1e
 
 def a_few_options():
     every_option((97, 3), ((torch.float64, 1e-12),))
+
+
+def row_kernels(sizes=(97,)):
+    """Compare losses and log-probabilities by Triton's kernels, which its interpreter runs, with one rank."""
+    os.environ["TIEWISE_LOSS"] = "triton"
+    with gpu_branch(), patch.object(chunked, "loss_pass", None):
+        every_option(sizes, ((torch.float32, 1e-5),), (*CHOICES[::5], CHOICES[-1]))  # the interpreter is slow
+    with gpu_branch(), patch.object(statistics_operators, "_Head", None):
+        for v in sizes:
+            (table, _, bias, _), ids, t = problem(v, torch.float32)
+            shard = VocabularyShard(v)
+            rows = slice(shard.start, shard.stop)
+            (wanted, wanted_grads), (got, grads) = (
+                run(function, (table[ids].to(w.dtype), w, b), t.clamp(min=0), **kw)
+                for function, w, b, kw in (
+                    (plain, table.double(), bias.double(), {}),
+                    (ours, table[rows], bias[rows], {"shard": shard, "chunk": CHUNK}),
+                )
+            )
+            for one, other in zip((*wanted, wanted_grads[0]), (*got, grads[0]), strict=True):
+                assert_near(f"V={v}: statistics", other, one, 1e-5)
+
+
+def row_kernels_of_few_words():
+    row_kernels((7, 3))
 
 
 def large_vocabulary():

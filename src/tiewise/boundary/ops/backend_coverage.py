@@ -11,7 +11,7 @@ import torch
 
 from tiewise.boundary.ops import gpu_chunks
 from tiewise.boundary.ops.backend_table import KERNELS
-from tiewise.boundary.ops.gpu_kernels import CHUNKED, STEPS
+from tiewise.boundary.ops.gpu_kernels import CHUNKED, STEPS, TRITON
 from tiewise.core.backends import REDUCTIONS
 
 COLUMNS = (CHUNKED, *STEPS, *KERNELS)
@@ -26,7 +26,9 @@ OPTIONS = {
     "chunk": "`chunk`",
 }
 TYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-CHUNKS_ALONE = "`shard`, log-probabilities, entropies, divergences"  # by `tiewise`, which takes the chunks for them
+# what the chunks compute, and Triton's kernels for rows of fp32 and bf16 products at request (`row_statistics`)
+ROWS_AT_REQUEST = "`shard`; log-probabilities and entropies by `TIEWISE_LOSS`"
+CHUNKS_ALONE = "divergences"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def list_coverage() -> list[CoverageRow]:
     for reduction in REDUCTIONS:
         rows.append(CoverageRow(f'`reduction="{reduction}"`', backends_with_reduction(reduction)))
     rows.append(CoverageRow("`into`", frozenset((CHUNKED, *STEPS))))
+    rows.append(CoverageRow(ROWS_AT_REQUEST, frozenset((CHUNKED, TRITON))))
     rows.append(CoverageRow(CHUNKS_ALONE, frozenset((CHUNKED,))))
     return rows
 

@@ -77,6 +77,18 @@ def loss_pass(
     return losses, gradients
 
 
+def shard_chunk_size(
+    shard: VocabularyShard, n: int, like: Tensor, product_dtype: torch.dtype, options: LossOptions
+) -> int:
+    """Return how many of `n` tokens a chunk takes on every rank of a shard.
+
+    Every rank needs the same number of chunks, whichever gradients it needs and however large its GPU is.
+    """
+    buffers = 1 if options.softcap is None else 2
+    numbers = devices.numbers_per_token(shard.rows, buffers, product_dtype)
+    return chunk_rows(n, numbers, like.device.type, options.chunk)
+
+
 class _Chunk(NamedTuple):
     """Some of the tokens, with everything that is computed before their logits."""
 
@@ -151,10 +163,9 @@ class _ChunkedLoss:
             buffers = 2 if self.needs_slope or not self.softmax_is_in_place else 1
             numbers = devices.numbers_per_token(v, buffers, self.product_dtype)
             self.rows = devices.chunk_size(n, numbers, self.features, options.chunk)
-        else:  # every rank needs the same number of chunks, whichever gradients it needs and however large its GPU is
+        else:
             buffers = 1 if options.softcap is None else 2
-            numbers = devices.numbers_per_token(shard.rows, buffers, self.product_dtype)
-            self.rows = chunk_rows(n, numbers, self.features.device.type, options.chunk)
+            self.rows = shard_chunk_size(shard, n, self.features, self.product_dtype, options)
         self.buffer = self.features.new_empty(min(self.rows, n), v, dtype=self.wide)
         self.spare = torch.empty_like(self.buffer) if buffers == 2 else self.buffer[:0]
 

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import chunked, own_pass
+from tiewise.boundary.ops import chunked, own_pass, row_loss, row_shard
 from tiewise.boundary.ops.broken_device import VARIABLE
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.exactness import BackendPass
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
-from tiewise.boundary.ops.gpu_kernels import backend_loss_pass
+from tiewise.boundary.ops.gpu_kernels import INSTEAD, TRITON, backend_loss_pass
 from tiewise.boundary.ops.problem import (
     LossTensors,
     accumulator,
@@ -105,7 +105,7 @@ def linear_cross_entropy(
             a tensor, the call is inside a `torch.func` transform, a second derivative is taken, or the backend is
             missing, lacks a requested option or has an untested version. With `into` also: checkpointing,
             `torch.compile`, fp16, and a backward pass by another factor than `upstream`. With a shard also:
-            `torch.compile`, and every backend but tiewise's.
+            `torch.compile`, and every backend but tiewise's: `tiewise`, `chunked`, `triton`.
         RunError: the environment variable TIEWISE_LOSS names no backend.
     """
     options = replace(options, **overrides) if overrides else options
@@ -264,10 +264,21 @@ class _CrossEntropyPass:
         if max_tokens is not None and row_weight is not None:
             row_weight = _gather_row_weight(row_weight, shard, max_tokens)
         all_tensors = tensors._replace(features=shard.gather_tokens(tensors.features, max_tokens), targets=targets)
-        losses, gradients = chunked.loss_pass(options, all_tensors, product_dtype, needs, row_weight, self.into, shard)
+        loss_pass = row_shard.loss_pass if self._uses_row_kernels(all_tensors, product_dtype) else chunked.loss_pass
+        losses, gradients = loss_pass(options, all_tensors, product_dtype, needs, row_weight, self.into, shard)
         if gradients[0] is not None:
             gradients[0] = shard.sum_tokens(gradients[0], max_tokens, n)
         return shard.local_part(losses, max_tokens, n), gradients
+
+    def _uses_row_kernels(self, tensors: LossTensors, product_dtype: torch.dtype) -> bool:
+        """Return whether the options or the environment request Triton's kernels for a shard."""
+        backend = self.options.backend or os.environ.get(VARIABLE)
+        if backend != TRITON or not len(tensors.targets):
+            return False
+        missing = row_loss.missing_support(tensors, product_dtype)
+        if missing and self.options.backend is not None:
+            raise UnsupportedError(f"backend={backend!r} {missing}", INSTEAD)
+        return not missing
 
 
 def _gather_row_weight(row_weight: Tensor, shard: VocabularyShard, max_tokens: int) -> Tensor:

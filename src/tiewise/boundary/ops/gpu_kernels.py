@@ -1,7 +1,7 @@
 """The loss on a GPU by the kernel that `backend` requests: tiewise's or another package's.
 
     tiewise   the row kernel where it runs and is exact, else the chunks (`own_pass`): the default
-    triton    tiewise's chunks with a kernel for rows   pip install triton (torch for CUDA brings it)
+    triton    tiewise's chunks with kernels for rows    pip install triton (torch for CUDA brings it)
     chunked   tiewise's chunks in PyTorch
     compile   the plain computation in chunks, compiled by torch.compile (`compiled_rows`)
     torch     `torch.nn.functional.linear_cross_entropy` of torch 2.13, also on a CPU

@@ -1,7 +1,8 @@
 """Triton kernels of the fused loss, which turn logits into losses and slopes.
 
-Only `row_loss` imports this module, and only where triton is installed. A program processes one row. With the letters
-of `chunked`'s header, for token i with target t and factor r_i on its loss, it reads its row of products x_j twice:
+Only `row_loss` and `row_statistics` import this module, and only where triton is installed. A program processes one
+row. With the letters of `chunked`'s header, for token i with target t and factor r_i on its loss, it reads its row of
+products x_j twice:
 
     first   z_j = softcap(scale · x_j + b_j)        m = max_j z_j        S = Σ_j exp(z_j − m)        U = Σ_j w_j z_j
             lse = m + log S        nll = log S − (z_t − m)
@@ -14,6 +15,12 @@ exponential per logit and no exchange between lanes. The second reading mostly h
 
 The slopes may overwrite the products. A narrow slope takes half the bytes of an fp32 product: slope j ends before byte
 4 j of the row, so a program overwrites only products that it has read. A barrier separates its reads from its writes.
+
+`loss_rows` does both readings. `read_rows` and `write_rows` do one each, where something happens between them: the
+upstream gradients of log-probabilities and entropies arrive, or ranks with other columns of a table exchange their
+sums. `write_rows` takes any coefficients of
+
+    slope_j = ((level − tilt (z_j − m)) exp(z_j − m) − spread w_j + hit [j = t]) · softcap'(z_j)
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.0e38)  # start of a maximum: finite, so that −inf minus it is no nan
+LEAST = tl.constexpr(-1.0e4)  # least z − m in a product with its exponential, which is 0: −inf would give nan
 SMALL_ANGLE = tl.constexpr(0.6)  # below it a polynomial has the smaller error
 
 
@@ -231,6 +239,138 @@ def loss_rows(
             HAS_SMOOTHING,
             BLOCK,
         )
+
+
+@triton.jit
+def tilt_row(
+    products,
+    bias,
+    highest,
+    vocab,
+    width,
+    scale,
+    softcap,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return Σ_j exp(z_j − m) (z_j − m) of a row."""
+    tilted = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocab, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z = load_logits(products, bias, columns, vocab, width, scale, softcap, HAS_BIAS, HAS_SOFTCAP)
+        below = tl.maximum(z - highest, LEAST)
+        tilted += tl.exp(below) * below
+    return tl.sum(tilted, 0)
+
+
+@triton.jit
+def read_rows(
+    products,
+    targets,
+    bias,
+    class_weight,
+    tops,
+    totals,
+    below_tops,
+    tilts,
+    weighted_sums,
+    vocab,
+    width,
+    elsewhere,
+    scale,
+    softcap,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    HAS_SMOOTHING: tl.constexpr,
+    HAS_TILT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the sums of one row.
+
+    They are m, S, z_t − m, Σ exp(z − m) (z − m) and U. The third is 0 if the target is `elsewhere`, and nan if it is
+    outside the vocabulary. The fourth needs HAS_TILT.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    highest, total, weighted = sum_row(
+        products + row * width,
+        bias,
+        class_weight,
+        vocab,
+        width,
+        scale,
+        softcap,
+        HAS_BIAS,
+        HAS_SOFTCAP,
+        HAS_CLASS_WEIGHT,
+        HAS_SMOOTHING,
+        BLOCK,
+    )
+    tl.store(tops + row, highest)
+    tl.store(totals + row, total)
+    tl.store(weighted_sums + row, weighted)
+    has_target = (target >= 0) & (target < vocab)
+    place = tl.where(has_target, target, 0)
+    at_target = load_logits(products + row * width, bias, place, vocab, width, scale, softcap, HAS_BIAS, HAS_SOFTCAP)
+    missing = tl.where(target == elsewhere, 0.0, float("nan"))
+    tl.store(below_tops + row, tl.where(has_target, at_target - highest, missing))
+    if HAS_TILT:
+        tilted = tilt_row(
+            products + row * width, bias, highest, vocab, width, scale, softcap, HAS_BIAS, HAS_SOFTCAP, BLOCK
+        )
+        tl.store(tilts + row, tilted)
+
+
+@triton.jit
+def write_rows(
+    products,
+    slopes,
+    targets,
+    bias,
+    class_weight,
+    tops,
+    levels,
+    tilts,
+    hits,
+    spreads,
+    vocab,
+    width,
+    slope_stride,
+    scale,
+    softcap,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    HAS_SMOOTHING: tl.constexpr,
+    HAS_TILT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the slopes of one row from its coefficients."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    highest, level, hit = tl.load(tops + row), tl.load(levels + row), tl.load(hits + row)
+    tilt, spread = 0.0, 0.0
+    if HAS_TILT:
+        tilt = tl.load(tilts + row)
+    if HAS_SMOOTHING:
+        spread = tl.load(spreads + row)
+    for start in range(0, vocab, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z = load_logits(products + row * width, bias, columns, vocab, width, scale, softcap, HAS_BIAS, HAS_SOFTCAP)
+        below = z - highest
+        slope = level * tl.exp(below)
+        if HAS_TILT:
+            slope = (level - tilt * tl.maximum(below, LEAST)) * tl.exp(below)
+        if HAS_SMOOTHING:
+            slope -= spread * load_weights(class_weight, columns, columns < vocab, HAS_CLASS_WEIGHT)
+        slope = tl.where(columns == target, slope + hit, slope)
+        if HAS_SOFTCAP:
+            ratio = z / softcap
+            slope *= 1 - ratio * ratio
+        tl.debug_barrier()  # every lane has read its products of this block
+        tl.store(slopes + row * slope_stride + columns, slope.to(slopes.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit

@@ -105,7 +105,7 @@ class _RowKernel:
         """Write the losses [n] and the slopes [n, V] of one chunk, whose products are overwritten."""
         options, is_by_token = self.options, bool(self.token_weight.dim())
         program = program_size(products.stride(0))
-        _kernels().loss_rows[(len(losses),)](
+        load_kernels().loss_rows[(len(losses),)](
             products,
             slopes,
             losses,
@@ -134,7 +134,7 @@ def can_scale(gradient: Tensor) -> bool:
 
     This pass has then loaded its kernels, so that triton works here.
     """
-    has_run = _kernels.cache_info().currsize > 0
+    has_run = load_kernels.cache_info().currsize > 0
     return has_run and gradient.is_contiguous() and not devices.missing_triton(gradient)
 
 
@@ -147,10 +147,10 @@ def scale_gradient(gradient: Tensor, factor: Tensor) -> None:
     if count:
         programs = -(-count // SCALED)
         with devices.on_device(gradient):
-            _kernels().scale_unless_one[(programs,)](gradient, factor, count, BLOCK=SCALED, num_warps=SCALING_WARPS)
+            load_kernels().scale_unless_one[(programs,)](gradient, factor, count, BLOCK=SCALED, num_warps=SCALING_WARPS)
 
 
 @cache
-def _kernels() -> Any:
+def load_kernels() -> Any:
     """Import the kernels, which need triton."""
     return import_module("tiewise.boundary.ops.row_kernels")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import devices
+from tiewise.boundary.ops import devices, row_statistics
 from tiewise.boundary.ops.chunk_products import (
     BLOCKS,
     Gradients,
@@ -23,8 +23,10 @@ from tiewise.boundary.ops.chunk_products import (
     softcap_slope,
 )
 from tiewise.boundary.ops.fast_products import pass_products
+from tiewise.boundary.ops.gpu_chunks import PassInputs, run_chunks
 from tiewise.boundary.ops.native_loss import NativeKernel, find_kernel
 from tiewise.boundary.ops.problem import LossTensors, accumulator, compute_dtype
+from tiewise.boundary.ops.row_statistics import ColumnSums, ReadingStep, RowCoefficients, RowKernels, WritingStep
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
@@ -141,8 +143,14 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(product_dtype)) for _ in range(5)))
     at = None if targets is None else targets.where(targets != options.ignore_index, 0)
     compute = find_kernel(options, LossTensors(features, weight, bias, targets), product_dtype, n)
+    inputs = LossTensors(features, weight, bias, torch.zeros_like(result.top, dtype=torch.long))
     with pass_products(features, weight, product_dtype):
-        if compute is None:
+        if row_statistics.is_requested(inputs, product_dtype):
+            inputs = inputs if targets is None else inputs._replace(targets=targets)
+            _compute_row_statistics(
+                result, PassInputs(options, inputs, product_dtype, (False,) * 3, None, None), entropy
+            )
+        elif compute is None:
             _compute_statistics(result, _Head(features, weight, bias, options, product_dtype), at, entropy)
         else:
             _compute_native_statistics(result, compute, features, at, entropy)
@@ -172,6 +180,19 @@ def _compute_statistics(result: _TokenStatistics, head: _Head, at: Tensor | None
             if entropy:  # rest − Σ p (z − top): both terms are ≥ 0, so that nothing cancels
                 result.entropy[rows] = rest[rows] - below.clamp_(min=_LOWEST).mul_(p).sum(1) / total
     torch.add(top, rest, out=result.lse)
+
+
+def _compute_row_statistics(result: _TokenStatistics, inputs: PassInputs, entropy: bool) -> None:
+    """Set the statistics by the Triton kernel."""
+    sums = ColumnSums.allocate(len(result.top), result.top)
+    kernels = RowKernels(inputs.options, inputs.tensors.bias, result.top)
+    step = ReadingStep(kernels, sums, inputs.options.ignore_index, with_tilt=entropy)
+    run_chunks(inputs, lambda losses: step)
+    result.top.copy_(sums.top)
+    torch.log(sums.total, out=result.rest)
+    torch.add(result.top, result.rest, out=result.lse)
+    torch.sub(sums.below_top, result.rest, out=result.log_prob)
+    torch.sub(result.rest, sums.tilt / sums.total, out=result.entropy)
 
 
 def _compute_native_statistics(
@@ -245,8 +266,14 @@ def _gradients(*arguments: Any) -> Any:
     at, valid = _targets_or_first(args, options)
     upstream = _collect_upstream(args, valid)
     compute = find_kernel(options, LossTensors(*inputs, at), product_dtype, len(features))
+    problem = LossTensors(features, weight, args.bias, at)
     with pass_products(features, weight, product_dtype):
-        if compute is None:
+        if row_statistics.is_requested(problem, product_dtype):
+            slopes = _LogitSlopes(args, upstream, at, options.softcap)
+            step = WritingStep(RowKernels(options, args.bias, args.top), slopes.coefficients(args.rest))
+            pass_inputs = PassInputs(options, problem, product_dtype, tuple(args.needs), None, None)
+            _, gradients = run_chunks(pass_inputs, lambda losses: step)
+        elif compute is None:
             gradients = gradient_buffers(inputs, args.needs, accumulator(product_dtype))
             head = _Head(features, weight, args.bias, options, product_dtype)
             _LogitSlopes(args, upstream, at, options.softcap).compute_gradients(gradients, head)
@@ -313,6 +340,12 @@ class _LogitSlopes:
             share = (-args.rest).exp_()
             self.level = (self.level + self.tilt * (args.rest - args.entropy)) * share
             self.tilt = self.tilt * share
+
+    def coefficients(self, rest: Tensor) -> RowCoefficients:
+        """Return the coefficients of the Triton kernel, multiplied by `size`."""
+        level = self.level if self.with_entropy else self.level * (-rest).exp()
+        tilt = self.size * self.tilt if self.with_entropy else None
+        return RowCoefficients(self.top, self.size * level, tilt, self.size * self.a, None)
 
     def compute_gradients(self, gradients: Gradients, head: _Head) -> None:
         """Overwrite `gradients` with those of all chunks."""

@@ -53,6 +53,15 @@ class ShardSoftmax(NamedTuple):
     spread: Tensor | None  # [n] (1/V) Σ_j w_j z_j, summed over ranks
 
 
+class ShardRows(NamedTuple):
+    """Sums of a chunk's rows over all ranks; each is [n], as in `ShardSoftmax`."""
+
+    share: Tensor  # factor that turns exp(z − top) of the local rows into probabilities
+    nll: Tensor
+    lse: Tensor
+    spread: Tensor | None
+
+
 class VocabularyShard:
     """Rows of a table of `total` rows that this rank of `group` holds.
 
@@ -105,7 +114,7 @@ class VocabularyShard:
         self.check(weight)
         if torch.compiler.is_compiling():
             raise UnsupportedError("a vocabulary over several ranks under torch.compile", "compute this loss eagerly")
-        if options.backend in ("triton", "compile", *PACKAGE_BACKENDS):
+        if options.backend in ("compile", *PACKAGE_BACKENDS):
             raise UnsupportedError(
                 f"a vocabulary over several ranks by backend={options.backend!r}", "leave backend out"
             )
@@ -204,15 +213,26 @@ class VocabularyShard:
         top = _row_maxima(z)
         nll = top - z.gather(1, column).sum(1)
         total = z.sub_(top[:, None]).exp_().sum(1).clamp_(min=1)  # below 1 only if no logit is finite
+        rows = self.combine(top, total, nll.where(is_here, 0), words, spread)
+        z.mul_(rows.share[:, None])
+        return ShardSoftmax(z, rows.nll, rows.lse, rows.spread)
+
+    def combine(self, top: Tensor, total: Tensor, below_top: Tensor, words: Tensor, spread: Tensor | None) -> ShardRows:
+        """Combine the ranks' sums over their columns: each [n], of the tokens with targets `words`.
+
+        `top` is the largest logit, `total` is Σ exp(z − top), and `below_top` is top − z_t on the rank with the
+        target, 0 on others.
+        """
+        _, is_here = self.columns(words)
         rest = total.log()
         lse_here = top + rest
-        to_send = [lse_here, (nll + rest).where(is_here, 0)]
+        to_send = [lse_here, (below_top + rest).where(is_here, 0)]
         if spread is not None:
             to_send.append(spread)
         lse, nlls, *spreads = self.gather(torch.stack(to_send)).unbind(1)
         nll = nlls.sum(0) + logsumexp_minus(lse, self.owner_lse(lse, words))
-        z.mul_((logsumexp_minus(lse, lse_here).neg_().exp_() / total)[:, None])
-        return ShardSoftmax(z, nll, lse.logsumexp(0), spreads[0].sum(0) if spreads else None)
+        share = logsumexp_minus(lse, lse_here).neg_().exp_() / total
+        return ShardRows(share, nll, lse.logsumexp(0), spreads[0].sum(0) if spreads else None)
 
 
 def _row_maxima(z: Tensor) -> Tensor:
