@@ -39,6 +39,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.wrapper_names import unwrapped_names
 from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec
 
@@ -176,6 +177,15 @@ class FolderFacts:
     def roles(self) -> Roles:
         """Return the role of each stored tensor."""
         return find_roles(self.folder.tensors, self.folder.config)
+
+    @cached_property
+    def unwrapped_names(self) -> dict[str, str]:
+        """Return {stored name: new name} of the tensors with an end below a training wrapper."""
+        renamed = dict[str, str]()
+        for table in self.roles.one_table_per_end:
+            expected = self.roles.unloaded_names.get(table.name, table.name)
+            renamed |= unwrapped_names(self.folder.tensors, table.name, expected)
+        return renamed
 
     @property
     def class_ends(self) -> ClassEnds:

@@ -218,6 +218,36 @@ def of_class(name, model_type, tensors, **keys):
     return lambda path: write_checkpoint(path, config | keys, tensors)
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "module._orig_mod", "base_model.model"])
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("head", [table(), table(seed=1)], ids=["equal head", "other head"])
+def test_script_repairs_complete_model_inside_wrapper(wrapper, flag, head):
+    """torch.compile, and PEFT after a merge, put a prefix before the names of every tensor."""
+    tensors = {TABLE: None, HEAD: None, f"{wrapper}.{TABLE}": table(), f"{wrapper}.{HEAD}": head}
+    assert Script().run(f"tiewise check {written(Path('model'), {'tensors': tensors, 'config': {FLAG: flag}})}")[0] == 1
+    assert_repaired("model")
+
+
+def test_repair_leaves_names_of_adapter_that_is_not_merged():
+    prefixed = {f"base_model.model.{name}": table() for name in (TABLE, HEAD, "model.embed_tokens.lora_A.weight")}
+    how = {"tensors": {TABLE: None, HEAD: None, **prefixed}, "config": {FLAG: False}}
+    written(Path("model"), how)
+    assert Script().follow("model")[1].startswith("repair=none reason=B010 needs you: rename it")
+
+
+@pytest.mark.parametrize("wrapper", ["", "_orig_mod."])
+def test_script_keeps_equal_head_of_t5_whose_flag_is_false(wrapper):
+    """For T5, false also means that nothing is scaled before the head, and transformers 4 reads the head then."""
+    tensors = {f"{wrapper}shared.weight": table(), f"{wrapper}lm_head.weight": table()}
+    config = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "vocab_size": V, "d_model": D}
+    write_checkpoint(Path("model"), config | {FLAG: False}, tensors)
+    script = Script()
+    assert script.follow("model")[0] == 0
+    (file,) = Path(script.path).glob("*.safetensors")
+    assert load_file(file).keys() == {"shared.weight", "lm_head.weight"}
+    assert json.loads(Path(script.path, "config.json").read_text())[FLAG] is False
+
+
 OTHER = table(seed=1)
 TEXT = {"model_type": "qwen2", "vocab_size": V, "hidden_size": D}
 
@@ -248,6 +278,12 @@ TEXT = {"model_type": "qwen2", "vocab_size": V, "hidden_size": D}
             tgt_vocab_size=V,
             src_vocab_size=V,
         ),
+        of_class(
+            "GPT2LMHeadModel",
+            "gpt2",
+            {"transformer.wte.weight": table(), "extra.weight": OTHER},
+            **{"n_embd": D, "image_token_id": V + 3},
+        ),
         of_class("BambaForCausalLM", "bamba", {f"language_model.{HEAD}": table()}),
         of_class(
             "Ovis2ForConditionalGeneration",
@@ -256,7 +292,7 @@ TEXT = {"model_type": "qwen2", "vocab_size": V, "hidden_size": D}
             **{"vocab_size": V + 8, "text_config": TEXT, "visual_indicator_token_ids": [V + 9], FLAG: False},
         ),
     ],
-    ids=["mvp", "seamless", "fsmt", "bamba in another model", "ovis with two sizes"],
+    ids=["mvp", "seamless", "fsmt", "matrix without role", "bamba in another model", "ovis with two sizes"],
 )
 def test_script_gets_no_command_that_refuses(how):
     """`Script.follow` fails if an offered command does. Nothing is written, so no tensor is lost."""

@@ -230,8 +230,11 @@ def repair_of_ties(facts: Facts) -> Repair:
 def resize_command(facts: Facts, rows: int) -> str:
     """Return the command that gives the tables `rows` rows.
 
-    A condition is before it if tables have different numbers of rows, since the command then refuses.
+    A condition is before it if tables have different numbers of rows, since the command then refuses. There is none if
+    a matrix of unknown role may belong to tokens too.
     """
+    if facts.matrices_without_role:
+        return f"resize the model in transformers, with {tensor_names(facts.matrices_without_role)}"
     command = facts.command("vocab resize", f"--vocab {rows}")
     row_counts = {table.rows for table in facts.roles.tables}
     if len(row_counts) > 1:

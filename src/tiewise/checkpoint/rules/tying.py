@@ -22,7 +22,6 @@ from tiewise.checkpoint.rules.rule import (
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
-from tiewise.checkpoint.wrapper_names import unwrapped_names
 from tiewise.core.errors import SpecError
 from tiewise.core.files import format_bytes
 from tiewise.core.spec import EXPORTED, BoundarySpec
@@ -97,7 +96,7 @@ def _misnamed_input(facts: Facts, table: Stored) -> Observation:
         effect = "transformers draws the table at random"
         severity = "fatal"
     problem = f"{_misnamed(table, name)}: {effect}"
-    if unwrapped_names(facts.folder.tensors, table.name, name):
+    if table.name in facts.unwrapped_names:
         problem += ". A training wrapper put a prefix before the names"
         return Observation(name, problem, facts.command("repair"), safe=True, severity=severity)
     remedy = f"rename it to {name}, and change the prefix of the other tensors in the same way"
@@ -168,7 +167,8 @@ def no_output(facts: Facts) -> Observations:
     if roles.output is not None:
         name = roles.unloaded_names[roles.output.name]
         problem = f"{why}, and the head is stored as {short(roles.output.name)}, where transformers looks for {name}"
-        yield name, problem, f"rename it to {name}"
+        is_safe = roles.output.name in facts.unwrapped_names
+        yield name, problem, facts.command("repair") if is_safe else f"rename it to {name}", is_safe
         return
     problem = _lost_head(facts, why)
     fixes: list[str] = []
@@ -332,6 +332,9 @@ def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     problem = f"the one table is stored twice, which costs {format_bytes(pair.head.nbytes)}. {_equal_tables(pair)}"
     if pair.likeness.nan:
         problem += ". Some values are NaN, and transformers 5 then keeps both"
+    if _is_t5_with_head(facts.claims):
+        remedy = f"none needed: transformers 4 reads this head, and {FLAG} = true would scale what it multiplies"
+        return Observation(where, problem, remedy, severity="info")
     return Observation(where, problem, *repair_of_ties(facts))
 
 

@@ -20,13 +20,12 @@ from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import drop_tied_copies, is_t5_like_untied, tied_change, untied_change
 from tiewise.checkpoint.rules.rule import Finding, JsonEdit, rules
 from tiewise.checkpoint.untrusted import object_of
-from tiewise.checkpoint.wrapper_names import unwrapped_names
 from tiewise.core.errors import CheckpointError
 
 ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # rules on the flag and on the head
 INDEX = frozenset({"B002", "B003"})  # rules on the index
 COPIES = frozenset({"B004"})  # rule on tensors that two files store
-NAMES = frozenset({"B010"})  # rule on names with the prefix of a training wrapper
+NAMES = frozenset({"B010", "B011"})  # rules on names with the prefix of a training wrapper
 VALUES = frozenset({"B033", "B050", "B054"})  # rules on values of JSON files, which give the right ones
 ENCODING = "B001"  # rule on JSON files with a byte order mark
 MOST_LISTED = 3  # repairs named in one line
@@ -84,19 +83,17 @@ def _repaired(facts: Facts, safe: Sequence[Finding]) -> Change:
     if names & COPIES:
         change = replace(change, drop_copies=_equal_copies(facts))
     if names & NAMES:
-        change = _without_wrapper(facts, change)
         change = replace(change, drop=change.drop | _equal_head(facts, bool(names & ENDS)))
+        change = _without_wrapper(facts, change)
     texts = _as_utf8(facts, safe)
     return _with_edits(facts, replace(change, texts={**change.texts, **texts}), names & VALUES)
 
 
 def _without_wrapper(facts: Facts, change: Change) -> Change:
     """Return a change that also removes the prefix of a training wrapper from all names."""
-    table, tensors = facts.roles.input, facts.folder.tensors
-    if table is None:
-        return change
-    renamed = unwrapped_names(tensors, table.name, facts.roles.unloaded_names[table.name])
-    put = [NewTensor.copy(tensors[old], name=new) for old, new in renamed.items()]
+    tensors, renamed = facts.folder.tensors, facts.unwrapped_names
+    stored = sorted(renamed.keys() - change.drop)
+    put = [NewTensor.copy(tensors[name], name=renamed[name]) for name in stored]
     return replace(change, drop=change.drop | renamed.keys(), put=(*change.put, *put))
 
 
@@ -107,7 +104,8 @@ def _equal_head(facts: Facts, writes_flag: bool) -> set[str]:
         writes_flag: the change writes the flag that fits the tables.
     """
     head = facts.roles.output
-    if head is None or not facts.tables_are_tied or not (writes_flag or facts.claims.tied):
+    result_ties = (writes_flag or facts.claims.tied) and not is_t5_like_untied(facts)
+    if head is None or not facts.tables_are_tied or not result_ties:
         return set()
     return {head.name}
 
