@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import yaml
 from cli_tiny import TINY, assert_refused, write_text
+from tests.answers import running
 from tests.hub_server import TOKEN, HubServer
 
 from tiewise.core.errors import RunError
@@ -25,9 +27,11 @@ LATER = "tiewise compare --out run --resume --push-to-hub me/model"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Return a folder with a finished comparison in `run`, trained without a network."""
-    folder = tmp_path_factory.mktemp("finished")
-    command([*COMPARE, "-t", write_text(folder), *TINY, "--out=run"], folder)
+    """Return a folder with a finished comparison in `run`, trained in this process without a network."""
+    folder = tmp_path_factory.mktemp("finished") / "here"
+    folder.mkdir()
+    ended = running.run([*COMPARE, "-t", write_text(folder), *TINY, "--out=run"], folder)
+    assert ended.code == 0, ended.err
     return folder
 
 
@@ -44,12 +48,12 @@ def hub():
         yield server
 
 
-def command(words, folder, **environment):
+def command(words, folder, program=("-m", "tiewise"), **environment):
     """Run tiewise in a child process in a folder; return it, and check that nothing has the token."""
     clean = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")}
-    clean |= {"OMP_NUM_THREADS": "1", **environment}
+    clean |= {"OMP_NUM_THREADS": "1", "TIEWISE_KERNELS": "off", **environment}  # as of the comparison that is copied
     done = subprocess.run(
-        [sys.executable, "-m", "tiewise", *map(str, words)], cwd=folder, env=clean, capture_output=True, text=True
+        [sys.executable, *program, *map(str, words)], cwd=folder, env=clean, capture_output=True, text=True
     )
     assert TOKEN not in done.stdout + done.stderr
     for path in folder.rglob("*"):
@@ -57,9 +61,52 @@ def command(words, folder, **environment):
     return done
 
 
+PUSH = ["compare", "--out=run", "--resume", "--push-to-hub=me/model"]
+
+
 def push(folder, **environment):
     """Upload the finished comparison of a folder."""
-    return command(["compare", "--out=run", "--resume", "--push-to-hub=me/model"], folder, **environment)
+    return command(PUSH, folder, **environment)
+
+
+# runs the same command line twice in one process; CUT ends the output of the first
+TWICE = """
+import sys
+from tiewise.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    print("CUT", end.code, flush=True)
+    print("CUT", file=sys.stderr, flush=True)
+main()
+"""
+
+
+@dataclass
+class Pushed:
+    """An upload that the Hub refuses and a second one that it accepts, with the files of the run before and after."""
+
+    folder: Path
+    hub: HubServer
+    before: dict[Path, bytes]
+    refused: subprocess.CompletedProcess[str]
+    done: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def pushed(finished, tmp_path_factory):
+    """Upload the finished comparison twice in one child process: the Hub refuses the first commit."""
+    folder = tmp_path_factory.mktemp("pushed") / "copy"
+    shutil.copytree(finished, folder)
+    before = contents(folder / "run")
+    with HubServer() as server:
+        server.fail_once["commit"] = 403
+        both = command(PUSH, folder, program=("-c", TWICE), **server.environment(folder))
+    first_out, code, second_out = re.split(r"^CUT (\d+)\n", both.stdout, flags=re.MULTILINE)
+    first_err, second_err = both.stderr.split("CUT\n")
+    refused = subprocess.CompletedProcess(both.args, int(code), first_out, first_err)
+    done = subprocess.CompletedProcess(both.args, both.returncode, second_out, second_err)
+    return Pushed(folder, server, before, refused, done)
 
 
 def contents(folder):
@@ -84,9 +131,8 @@ def check_failure(done, problem, later=LATER):
     assert "Traceback" not in done.stderr
 
 
-def test_comparison_is_uploaded_in_one_commit_with_card_report_and_best_model(copied, hub):
-    before = contents(copied / "run")
-    done = push(copied, **hub.environment(copied))
+def test_comparison_is_uploaded_in_one_commit_with_card_report_and_best_model(pushed):
+    copied, hub, done = pushed.folder, pushed.hub, pushed.done
     assert done.returncode == 0, done.stderr
     assert f"on the Hub: {hub.url}/me/model" in done.stdout
     assert len(hub.commits) == 1
@@ -104,7 +150,7 @@ def test_comparison_is_uploaded_in_one_commit_with_card_report_and_best_model(co
     assert f"```sh\n{comparison.command}\n```" in card
     for arm in comparison.arms:
         assert f"| {arm} | {comparison.of(arm)[0].total_parameters:,} |" in card
-    assert contents(copied / "run") == before
+    assert contents(copied / "run") == pushed.before
 
 
 @SLOW
@@ -122,16 +168,23 @@ def test_second_upload_removes_weights_that_it_does_not_have(copied, hub):
     assert files.get("dense/model.safetensors") != b"old"
 
 
+def test_refused_commit_is_one_line_and_keeps_the_run_for_the_next_upload(pushed):
+    check_failure(pushed.refused, "the token cannot write to me/model")
+    assert contents(pushed.folder / "run") == pushed.before
+    assert len(pushed.hub.commits) == 1  # of the second upload
+
+
+@SLOW
 @pytest.mark.parametrize(
     ("answer", "status", "problem"),
     [
         ("commit", 403, "the token cannot write to me/model"),
-        pytest.param("create", 401, "the Hub does not accept the token; log in with `hf auth login`", marks=SLOW),
-        pytest.param("create", 403, "the token cannot write to me/model", marks=SLOW),
-        pytest.param("create", 404, "the Hub has no repository me/model that this token can see", marks=SLOW),
-        pytest.param("create", 429, "the Hub accepts no more requests for now", marks=SLOW),
-        pytest.param("commit", 500, "the Hub answered with status 500", marks=SLOW),
-        pytest.param("put_large", 503, "the Hub answered with status 503", marks=SLOW),
+        ("create", 401, "the Hub does not accept the token; log in with `hf auth login`"),
+        ("create", 403, "the token cannot write to me/model"),
+        ("create", 404, "the Hub has no repository me/model that this token can see"),
+        ("create", 429, "the Hub accepts no more requests for now"),
+        ("commit", 500, "the Hub answered with status 500"),
+        ("put_large", 503, "the Hub answered with status 503"),
     ],
 )
 def test_refusal_of_the_hub_is_one_line_and_keeps_the_run(copied, hub, answer, status, problem):
