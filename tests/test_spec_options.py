@@ -350,6 +350,7 @@ def inspect_figures(spec, values, tmp_path):
     ids = IDS.numpy()
     embedded = path.input.read(0, V)[ids] * path.input_scale
     out = path.output.read(0, V)
+    assert np.array_equal(path.output.take(np.arange(V)[::-1]), out[::-1])
     logits = path.logits(np.tanh(embedded) @ out.T * path.output_scale, out, slice(0, V))
     return Figures(rows=embedded, logits=logits)
 
@@ -489,6 +490,10 @@ def test_plan_counts_what_the_option_adds():
     assert choice("tied+bias")["total"] - choice("tied")["total"] == V
     assert choice("tied")["trainable"] - choice("tied+vectors=FILE+freeze")["trainable"] == V * D
     assert choice("projected:out_bias")["total"] - choice("projected")["total"] == D
+    assert choice("tied+free=4")["total"] - choice("tied")["total"] == 4 * D
+    assert choice("tied+free=4")["trainable"] - choice("tied")["trainable"] == 4 * D
+    with pytest.raises(SpecError, match=f"the vocabulary has {V} tokens; choose K ≤ {V}"):
+        choice(f"tied+free={V + 1}")
 
 
 # refused
@@ -625,7 +630,9 @@ def test_factor_refuses_model_with_boundary_and_names_it(name, tmp_path):
 
 def start_run(spec):
     """Return the link of the model that a run starts with."""
-    job = SimpleNamespace(seed=1, spec=BoundarySpec.parse(spec), text=SimpleNamespace(tokenizer=tokenizer(), vocab=V))
+    job = SimpleNamespace(
+        seed=1, spec=BoundarySpec.parse(spec), text=SimpleNamespace(tokenizer=tokenizer(), vocab=V, counts=COUNTS)
+    )
     return build_with_random_tables(job, lambda: build("llama", tied=True), job.spec.init or 0.1)
 
 

@@ -562,6 +562,7 @@ SPEC_ARMS = {
     "bias": "tied+bias",
     "scales": "tied+input_scale=sqrt_d+output_scale=1/sqrt_d",
     "softcap": "untied+softcap=30",
+    "free": "tied+free=8",
     "alpha": "tied+alpha=0.5",
     "pad": "tied+pad=0",
     "init": "tied+init=0.05",

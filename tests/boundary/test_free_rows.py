@@ -409,3 +409,15 @@ def test_flax_reads_the_file_of_pytorch_and_computes_the_same(tmp_path):
         parameter_files.load(tmp_path / "torch.safetensors", PureBoundary.of(boundary.spec, V, D, np.arange(V)))
     linen = LinenBoundary(f"tied+free={K}", V, D, tuple(COUNTS.tolist()))
     assert linen.pure.free_ids == NNXBoundary(boundary.spec, V, D, rngs=nnx.Rngs(0), counts=COUNTS).pure.free_ids
+
+
+# plans and runs
+
+
+def test_plan_counts_the_rows_their_optimizer_state_and_the_copied_table():
+    config = build("llama", tied=True).config.to_dict()
+    tied, free = (tiewise.plan(config, [spec]).record()["choices"][0] for spec in ("tied", f"tied+free={K}"))
+    added = K * config["hidden_size"]
+    assert free["parameters"]["total"] - tied["parameters"]["total"] == added
+    assert free["training_bytes"]["adamw"]["state"] - tied["training_bytes"]["adamw"]["state"] == 2 * 4 * added
+    assert free["checkpoint_bytes"]["float32"] - tied["checkpoint_bytes"]["float32"] == 4 * added

@@ -188,6 +188,20 @@ def test_scheduled_run_resumes_before_and_after_its_step(job, interrupted, train
     assert ("shared table" in resumed.result.parameters) == arm.startswith("untied")
 
 
+@pytest.mark.slow
+def test_run_with_free_rows_resumes_with_the_ids_of_its_text(text, job, interrupted, trained, tiny_settings, tmp_path):
+    settings = tiny_settings(arms=("tied+free=9",))
+    trained(settings, tmp_path / "whole")
+    interrupted(job(settings, tmp_path / "cut"), 7)
+    trained(settings, tmp_path / "cut")
+    whole, resumed = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "cut"))
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+    assert whole["lm_head.free.ids"].tolist() == sorted(np.argsort(-text.counts, kind="stable")[:9].tolist())
+    assert whole["lm_head.free.rows"].any()
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "dense")
+    assert not dense.config.tie_word_embeddings
+
+
 @pytest.mark.parametrize(
     "changes", [{"bf16": True}, {"model": "gpt2", "accumulate": 2}, {"activation_checkpointing": True}]
 )

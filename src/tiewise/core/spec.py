@@ -24,15 +24,13 @@ from typing import Any
 
 from tiewise.core.errors import SpecError, suggest_choices
 from tiewise.core.spec_options import (
+    ALBERT_RUN,
     AS_SAVED,
     AS_TABLES,
     BACKENDS,
-    BOUNDARY,
-    FLAX,
     FLAX_RUN,
     GRADIENT,
     INPUT_ROWS,
-    INSTALL,
     LOGITS,
     LOSS,
     MODULES,
@@ -43,10 +41,10 @@ from tiewise.core.spec_options import (
     RUNS,
     SCALES,
     SCHEDULE,
+    SHARDED,
     START,
     STORED,
     TRAINED,
-    UNDO,
     OptionEntry,
     Refusal,
     argument,
@@ -189,7 +187,7 @@ class BoundarySpec:
         "`free=K`",
         "`tied` only: the K most frequent tokens have separate output rows, E + Δ; Δ [K, D] starts at zero",
         LOGITS,
-        backends=frozenset({BOUNDARY, INSTALL, FLAX, UNDO}),
+        backends=BACKENDS - {SHARDED, ALBERT_RUN, FLAX_RUN},
         other_tools=AS_TABLES,
     )
     alpha: float = option(

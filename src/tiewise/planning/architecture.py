@@ -360,6 +360,7 @@ def _counts_at_ends(architecture: Architecture, boundary: BoundarySpec) -> tuple
         SpecError: a table or rank wider than the model's table.
     """
     vocab, width = architecture.ends.vocab, architecture.ends.width
+    boundary.require_free_tokens(vocab)
     in_width, out_width = boundary.table_widths(width)
     if boundary.kind == "residual" and (boundary.rank or 0) > width:
         raise SpecError(f"{boundary}: rank {boundary.rank} exceeds the table width {width}", f"choose a rank ≤ {width}")

@@ -96,13 +96,14 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
     forward = 2 * budget.multiplied + scores
     training = training_bytes(budget.total, budget.trainable, setting.dtype)
     logits = logits_bytes(setting.tokens, vocab, out_width, setting.dtype) if head else None
+    copied = vocab * out_width * size if budget.boundary.free else 0  # the head's rows E + Δ, during the loss
     return {
         # bytes of the tensors; a tied table is written once
         "checkpoint_bytes": {name: budget.total * each for name, each in DTYPES.items()},
         "table_bytes": table_bytes(budget, vocab, head),
         "training_bytes": training,
         "logits_bytes": logits,
-        "step_bytes": _steps_of_losses(architecture, setting, training, logits),
+        "step_bytes": _steps_of_losses(architecture, setting, training, logits, copied),
         "flops_per_token": {"forward": forward, "backward": 2 * forward},
         "decode_bytes": decode_bytes(architecture, budget, setting),
         "first_loss": first_loss(architecture, budget.boundary, budget.sharing, setting.std, setting.length),
@@ -234,9 +235,15 @@ def step_bytes(training: dict[str, int], loss: int, table_gradient: int, activat
 
 
 def _steps_of_losses(
-    architecture: Architecture, setting: Setting, training: dict[str, dict[str, int]], logits: dict[str, int] | None
+    architecture: Architecture,
+    setting: Setting,
+    training: dict[str, dict[str, int]],
+    logits: dict[str, int] | None,
+    copied: int,
 ) -> dict[str, int] | None:
     """Return the peak bytes of a step with AdamW by loss.
+
+    `copied` are the bytes of rows that the forward pass computes.
 
     None if the class has no head, or if its layers are not counted.
     """
@@ -246,8 +253,8 @@ def _steps_of_losses(
     of_optimizer = training["adamw" if setting.dtype == "float32" else MASTER]
     table = architecture.ends.vocab * architecture.ends.width * DTYPES[setting.dtype]
     return {
-        "plain": round(rounded(step_bytes(of_optimizer, logits["plain"], 0, activations))),
-        "fused_cuda": round(rounded(step_bytes(of_optimizer, logits["fused_cuda"], table, activations))),
+        "plain": round(rounded(step_bytes(of_optimizer, logits["plain"] + copied, 0, activations))),
+        "fused_cuda": round(rounded(step_bytes(of_optimizer, logits["fused_cuda"] + copied, table, activations))),
     }
 
 

@@ -48,10 +48,11 @@ def build_with_random_tables(job: Job, make: Callable[[], Any], std: float, reac
     Tables are N(0, std²); if `reach` is given, tables and maps are uniform within ± `reach`. Arms of one seed have the
     same body, bit for bit: it is drawn first, as a plain tied model, and then the boundary is installed. Tables are
     drawn last, from a separate seed, so the arms' input tables agree if their shapes do. The caller follows the
-    boundary's schedule.
+    boundary's schedule. The training text's counts choose the tokens of `+free=K`.
     """
     seed_generators(job.seed)
-    installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
+    start = replace(job.spec.plainly(), vectors=None, freeze=False, init=None)
+    installed = install(make(), start, counts=job.text.counts)
     seed_generators(job.seed + TABLES)
     _draw_tables(installed, std, reach)
     if job.spec.pad is not None:

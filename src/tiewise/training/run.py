@@ -44,7 +44,7 @@ from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.records import from_record, to_record
 from tiewise.core.spec import BoundarySpec
-from tiewise.core.spec_options import RUN
+from tiewise.core.spec_options import RUN, SHARDED
 from tiewise.core.written_options import written_option
 from tiewise.planning.first_loss import is_head_from_file
 from tiewise.training.best_step import (
@@ -163,6 +163,8 @@ class Kind(ABC):
             flag = "--tp" if sizes[2] > 1 else "--fsdp"
             raise UnsupportedError(f"{flag} {self.where or 'with this kind of run'}", "leave it out")
         for name, spec in settings.specs().items():
+            if sizes is not None:
+                spec.plainly().require(SHARDED)
             if spec != spec.plainly():
                 problem = f"{name}: the boundary cannot change while several processes train"
                 raise UnsupportedError(problem, "train on one process, or leave tie_at and untie_at out")
@@ -305,6 +307,8 @@ class Kind(ABC):
         maps = _maps_of(lookup) | _maps_of(head)
         if maps:
             counts["maps"] = sum(p.numel() for p in maps)
+        if hasattr(head, "free"):
+            counts["free rows"] = head.free.rows.numel()
         if getattr(head, "bias", None) is not None:
             counts["output bias"] = head.bias.numel()
         counts["body"] = sum(p.numel() for p in model.parameters()) - sum(counts.values())

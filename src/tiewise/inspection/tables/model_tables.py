@@ -26,7 +26,7 @@ from tiewise.checkpoint.indexed_tensors import IndexedTensor
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_float64, widened
-from tiewise.checkpoint.stored_boundary import Dense, read_boundary
+from tiewise.checkpoint.stored_boundary import Dense, FreeTokens, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.tokenizer_ids import PIECES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
@@ -50,6 +50,7 @@ class TokenTable(ABC):
     name: str = "table"
     rows: int
     width: int
+    turns: bool = False  # True if its rows have other directions than the stored ones
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Array:
@@ -136,6 +137,28 @@ class StoredTable(TokenTable):
         return widened(rows).astype(dtype, copy=False)
 
 
+class FreeRowsTable(TokenTable):
+    """Output rows [V, D] of a tied table with separate rows of some tokens (`+free=K`)."""
+
+    turns = True
+
+    def __init__(self, table: TokenTable, free: FreeTokens) -> None:
+        self.table, self.free = table, free
+        self.name, self.rows, self.width = table.name, table.rows, table.width
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) in fp64."""
+        rows = self.table.read(start, stop)
+        self.free.add(rows, start)
+        return rows
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
+        rows = self.table.take(ids)
+        is_free = np.isin(ids, self.free.ids)
+        rows[is_free] += self.free.correction[np.searchsorted(self.free.ids, ids[is_free])]
+        return rows.astype(dtype, copy=False)
+
+
 class MappedTable(TokenTable):
     """Rows [V, D] that `make` computes from the rows [V, k] of another table.
 
@@ -147,7 +170,7 @@ class MappedTable(TokenTable):
     ) -> None:
         self.table, self.make = table, make
         self.name, self.rows, self.width = name or table.name, table.rows, width
-        self.turns = turns  # True if the map changes the direction of rows; a scale alone does not
+        self.turns = turns  # False for a scale alone
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) in fp64."""
@@ -289,7 +312,9 @@ def dense_table(dense: Dense) -> TokenTable:
 
     The rows are computed when they are read.
     """
-    table = StoredTable(dense.table)
+    table: TokenTable = StoredTable(dense.table)
+    if dense.free is not None:
+        table = FreeRowsTable(table, dense.free)
     if not dense.changed:
         return table
     mapped, scale = dense.map, dense.scale
@@ -351,7 +376,7 @@ def _behind_maps(ends: Ends) -> dict[str, TokenTable]:
     by_end = {BOTH: ends.input} if ends.tied else dict(ends.tables)
     views: dict[str, TokenTable] = {}
     for end, table in by_end.items():
-        if isinstance(table, MappedTable) and table.turns:
+        if table.turns:
             views[_after_map(end)] = table
     return views
 

@@ -138,7 +138,7 @@ def _body_size(settings: Settings, vocab: int, feed_forward: int) -> int:
 def _boundary_size(spec: BoundarySpec, vocab: int, width: int) -> int:
     """Return the parameters of a boundary."""
     with torch.device("meta"):
-        boundary = Boundary(replace(spec.plainly(), pad=None), vocab, width)
+        boundary = Boundary(replace(spec.plainly(), pad=None), vocab, width, counts=np.zeros(vocab))
     return sum(p.numel() for p in boundary.parameters())
 
 

@@ -271,9 +271,16 @@ class RecurrentModels(Kind):
         changes = any(spec != spec.plainly() for spec in settings.specs().values())
         if options.keep == "best" and changes:
             raise RunError("keep: best with a boundary that changes", "use keep: last, or a boundary that stays")
+        self._check_augmented_loss(settings, options)
         if len(settings.text) != 1:
             raise RunError(f"{len(settings.text)} corpora for a recurrent run", "name one folder")
         return options
+
+    def _check_augmented_loss(self, settings: Settings, options: RecurrentOptions) -> None:
+        """Refuse free rows with the augmented loss, which compares rows of one table."""
+        for name, spec in settings.specs().items():
+            if options.augment and spec.free is not None:
+                raise RunError(f"augment with {name}, whose output rows differ", "leave augment or free out")
 
     def selects_weights(self, settings: Settings) -> bool:
         """Return whether the run keeps the best epoch."""
