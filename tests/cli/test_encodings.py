@@ -13,7 +13,7 @@ from tiewise.cli.commands import commands
 from tiewise.cli.main import main
 from tiewise.training.data.tokenizer import make_tokenizer
 
-RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
+RUN = ["-t", "text.txt", *TINY, "--steps=4", "--seeds=2", "--arms=tied,untied", "--out=made"]
 COMMAND_LINES = {  # a line of each command, its exit code, and a character of its output that ASCII lacks
     "compare": (["compare", *RUN], 0, "−"),
     "train": (["train", "-t", "no…where.txt", *TINY], 2, "…"),
