@@ -523,6 +523,9 @@ def make_asynchronous_steps(setup: Setup, device: str) -> Iterator[tuple[str, Ca
             "options": lambda h=h, w=w, b=b, t=t, c=weights: linear_cross_entropy(
                 h, w, t, b, softcap=3.0, z_loss=0.1, label_smoothing=0.1, class_weight=c
             ),
+            "into": lambda h=h, w=w, t=t: linear_cross_entropy(
+                h, w, t, into=torch.zeros(w.shape, device=device), upstream=1.0
+            ),
             "log-probabilities": lambda h=h, w=w, b=b, t=t: sum(
                 x.sum() for x in linear_log_prob(h, w, t, b, entropy=True)
             ),

@@ -143,6 +143,21 @@ def test_tied_step_runs_on_meta_tensors(plain_devices):
     assert leaf.grad.shape == leaf.shape
 
 
+@pytest.mark.parametrize("factor", [0.25, 0.26])
+def test_wrong_factor_of_into_makes_its_first_row_nan_without_a_wait(factor):
+    """A CPU reads the factor and raises an error; on a meta tensor, as on a GPU, it must not be read."""
+    (h, w, _), t = problem(torch.float32)
+    for device in ("cpu", "meta"):
+        there, table = (x.to(device, copy=True).requires_grad_() for x in (h, w))
+        into = torch.zeros_like(table, requires_grad=False)
+        loss = linear_cross_entropy(there, table, t.to(device), into=into, upstream=0.25)
+        (factor * loss).backward()
+        assert there.grad.shape == h.shape
+        if device == "cpu":
+            assert into[0].isnan().all() == (factor != 0.25)
+            assert into[1:].isfinite().all()
+
+
 # products with results in fp32
 
 

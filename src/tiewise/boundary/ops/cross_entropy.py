@@ -104,7 +104,8 @@ def linear_cross_entropy(
         UnsupportedError: features or a weight are integers or complex, targets are probabilities or bools, an option is
             a tensor, the call is inside a `torch.func` transform, a second derivative is taken, or the backend is
             missing, lacks a requested option or has an untested version. With `into` also: checkpointing,
-            `torch.compile`, fp16, and a backward pass by another factor than `upstream`. With a shard also:
+            `torch.compile`, fp16, and a backward pass by another factor than `upstream` (on a GPU it makes `into` nan,
+            since reading the factor would wait). With a shard also:
             `torch.compile`, and every backend but tiewise's: `tiewise`, `chunked`, `triton`.
         RunError: the environment variable TIEWISE_LOSS names no backend.
     """
@@ -122,7 +123,7 @@ def linear_cross_entropy(
         _check_values(tensors, product_dtype, options, shard)
         loss_pass = _CrossEntropyPass(options, into, shard)
         factor = None if into is None else upstream
-        loss = fused_loss("linear_cross_entropy", loss_pass, options, *tensors, upstream=factor, shard=shard)
+        loss = fused_loss("linear_cross_entropy", loss_pass, options, *tensors, upstream=factor, shard=shard, into=into)
     if options.reduction == "none":
         return loss.view(targets.shape)
     return loss

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import row_loss
+from tiewise.boundary.ops import devices, row_loss
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.problem import accumulator, compute_dtype
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
@@ -81,14 +81,15 @@ def fused_loss(
     *tensors: Tensor | None,
     upstream: float | None = None,
     shard: VocabularyShard | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Return the reduced loss, differentiable once.
 
     `name` is for the message that refuses a second derivative. With `upstream`, the pass writes the second tensor's
-    gradient to its buffer, already multiplied by `upstream`. With a `shard` whose ranks have separate tokens, that
+    gradient to `into`, already multiplied by `upstream`. With a `shard` whose ranks have separate tokens, that
     gradient sums all ranks' losses. If the ranks' upstream gradients differ, the backward pass computes the loss again.
     """
-    call = _Call(name, loss_pass, options, upstream, shard)
+    call = _Call(name, loss_pass, options, upstream, shard, into)
     apply: Callable[..., Tensor] = _Fused.apply
     return apply(call, torch.is_grad_enabled(), *tensors)
 
@@ -102,6 +103,7 @@ class _Call:
     options: LossOptions
     upstream: float | None
     shard: VocabularyShard | None
+    into: Tensor | None
 
     @property
     def is_per_token(self) -> bool:
@@ -126,16 +128,21 @@ class _Call:
         counts = targets != self.options.ignore_index
         return counts if self.is_per_token else counts.any()
 
-    def check_upstream(self, upstream: Tensor) -> None:
-        """Refuse a factor other than the one by which the gradient in `into` is already multiplied."""
-        if self.upstream is None or upstream.is_meta:
+    def check_upstream(self, expected: float, upstream: Tensor) -> None:
+        """Refuse a factor other than the one by which the gradient in `into` is already multiplied.
+
+        Reading the factor would wait for a GPU. There a wrong one makes the first row of `into` nan, and with it the
+        next loss.
+        """
+        if not devices.is_cpu(upstream):
+            is_right = torch.isclose(upstream, torch.full_like(upstream, expected), rtol=1e-6, atol=0)
+            assert self.into is not None, "only a gradient in `into` has a factor"
+            self.into[:1].masked_fill_(~is_right, torch.nan)
             return
-        # a GPU synchronises here, once per backward pass: no cheaper check could refuse a wrong gradient
         factor = upstream.item()
-        if math.isclose(factor, self.upstream, rel_tol=1e-6):
-            return
-        fix = f"give upstream={factor:g} to the loss"
-        raise UnsupportedError(f"into has the gradient multiplied by {self.upstream:g} already", fix)
+        if not math.isclose(factor, expected, rel_tol=1e-6):
+            fix = f"give upstream={factor:g} to the loss"
+            raise UnsupportedError(f"into has the gradient multiplied by {expected:g} already", fix)
 
 
 class _Fused(torch.autograd.Function):
@@ -190,7 +197,7 @@ def _gradients(ctx: Any, upstream: Tensor) -> Gradients:
         raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
     if call.upstream is None:
         return _scale_gradients(ctx, upstream)
-    call.check_upstream(upstream)
+    call.check_upstream(call.upstream, upstream)
     by_features, _, *others = ctx.gradients  # `into` holds the second
     ctx.gradients = None
     return [by_features, None, *others]
