@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tiewise.cli.options import print_view
@@ -62,9 +63,19 @@ def test_compare_prints_for_the_recorded_run_the_answer_that_readme_shows(capsys
     print_view(comparison_view(Comparison.from_dict(record)))
     _, lines = shown("compare")
     assert_lines_in_order(lines, capsys.readouterr().out)
-    losses = {(run["arm"], run["seed"]): run["heldout_nll"] for run in record["runs"]}
-    gains = [losses["tied", seed] - losses["untied", seed] for seed in (1, 2, 3)]
-    mean, half = np.mean(gains), 4.302653 * np.std(gains, ddof=1) / 3**0.5  # Student's t, 2 degrees of freedom
+    by_arm = {arm: [run for run in record["runs"] if run["arm"] == arm] for arm in ("tied", "untied")}
+    tied, untied = (np.array([run["documents"]["nats"] for run in runs]) for runs in by_arm.values())
+    tokens = np.array(by_arm["tied"][0]["documents"]["tokens"])
+    gains, (seeds, documents) = tied - untied, tied.shape
+    total = gains.sum(1, keepdims=True)
+    mean, of_seeds = total.mean() / tokens.sum(), (total / tokens.sum()).var(ddof=1) / seeds
+    without = (total - gains) / (tokens.sum() - tokens)  # of each seed without each document
+    of_documents = (documents - 1) * without.mean(0).var()
+    of_both = (documents - 1) * (without - without.mean(0)).var(axis=1).sum() / (seeds * (seeds - 1))
+    variance = max(of_seeds + of_documents - of_both, of_seeds, of_documents)
+    equal = tokens.sum() ** 2 / (tokens**2).sum()
+    freedom = variance**2 / (of_seeds**2 / (seeds - 1) + of_documents**2 / (equal - 1))
+    half = stats.t.ppf(0.975, freedom) * variance**0.5
     assert f"{mean:.3f} nats/token lower" in lines[0]
     assert f"95 % CI {mean - half:.3f}–{mean + half:.3f}" in lines[0]
 

@@ -63,6 +63,15 @@ def test_run_keeps_step_with_lowest_tuning_loss_and_reports_last_step(best_and_l
     assert (last.selected_step, last.lowest_tuning_step) == (STEPS, lowest["step"])
     assert best.last.heldout_nll == last.heldout_nll == last.last.heldout_nll > best.heldout_nll + 0.1
     assert (best.last.train_nll, best.last.bits_per_byte) == (last.train_nll, last.bits_per_byte)
+    # losses by document: of both steps, or once if they are the same
+    for documents, nats, nll in (
+        (best.documents, best.documents.nats, best.heldout_nll),
+        (best.documents, best.last.document_nats, last.heldout_nll),
+        (last.documents, last.documents.nats, last.heldout_nll),
+    ):
+        assert len(nats) == len(documents.tokens)
+        assert sum(nats) / sum(documents.tokens) == pytest.approx(nll, abs=1e-5)
+    assert last.last.document_nats is None
     # the saved model is that of the selected step
     for select, tune_nll in ((BEST, lowest["tune_nll"]), (LAST, best.last.tune_nll)):
         model = installed(load(str(folders[select] / "final")))

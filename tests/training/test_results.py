@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.training.conftest import refusal
 
+from tiewise.core.crossed_effects import crossed_interval
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import detectable_difference
 from tiewise.training import results
 from tiewise.training.finding import complete, explanations
+from tiewise.training.interval_sample import sample_note
 from tiewise.training.results import (
     SCHEMA,
     BinNll,
     Comparison,
     Difference,
+    DocumentLosses,
+    LastStep,
     RunResult,
     correct_by_holm,
     gaps,
@@ -45,6 +49,9 @@ def any_of(cls, **given):
     return st.builds(cls, **{**chosen, **given})
 
 
+OF_TYPE["list[float]"] = st.lists(finite, max_size=3)
+OF_TYPE["list[float] | None"] = st.none() | OF_TYPE["list[float]"]
+OF_TYPE["DocumentLosses | None"] = st.none() | any_of(results.DocumentLosses)
 OF_TYPE["LastStep | None"] = st.none() | any_of(results.LastStep)
 OF_TYPE["dict[str, Share]"] = st.dictionaries(word, any_of(results.Share), max_size=2)
 for name in ("BinNll", "CurvePoint", "ArmDirectPath", "Difference", "RunResult"):
@@ -123,6 +130,87 @@ def test_paired_interval_matches_scipy_t_test(pairs):
     assert d.detected == (p < 0.05) or abs(p - 0.05) < 1e-9
 
 
+def documented(runs, nats, tokens, unit="documents"):
+    """Return runs whose losses by document are rows of `nats` [runs, J], so their loss is the mean over tokens."""
+    each = zip(runs, nats, strict=True)
+    return [
+        replace(
+            run,
+            heldout_nll=sum(row) / sum(tokens),
+            bits_per_byte=sum(row) / sum(tokens) / 2,
+            documents=DocumentLosses(unit, list(tokens), [float(value) for value in row]),
+        )
+        for run, row in each
+    ]
+
+
+def crossed_sample():
+    """Return a comparison of three seeds on four documents, whose difference depends on the document alone."""
+    tokens, generator = [100, 150, 50, 200], np.random.default_rng(1)
+    tied = 5.0 * np.array(tokens) + generator.normal(0, 3, (3, 4))
+    by_document = np.array(tokens) * [0.30, 0.02, 0.10, -0.05]
+    untied = tied + by_document + [[0.5], [0.0], [-0.5]]
+    runs = documented(runs_of("tied", (0, 0, 0)), tied, tokens) + documented(
+        runs_of("untied", (0, 0, 0)), untied, tokens
+    )
+    return comparison(runs), untied - tied, np.array(tokens)
+
+
+def test_difference_of_held_out_loss_covers_seeds_and_documents():
+    found, nats, tokens = crossed_sample()
+    d, expected = found.difference("untied", "heldout_nll"), crossed_interval(nats, tokens)
+    assert (d.low, d.high) == pytest.approx((expected.low, expected.high))
+    assert (d.error, d.df, d.p) == pytest.approx((expected.standard_error, expected.degrees_of_freedom, expected.p))
+    assert (d.documents, d.unit, d.n) == (4, "documents", 3)
+    assert d.detectable == pytest.approx(detectable_difference(d.df) * d.error)
+    over_seeds = paired([0.0] * 3, (nats.sum(1) / tokens.sum()).tolist())
+    assert d.seed_error == pytest.approx(over_seeds.error)
+    assert over_seeds.detected
+    assert not d.detected
+    assert "3 seeds and 4 documents)" in found.finding
+    bits = found.difference("untied", "bits_per_byte")
+    assert (bits.low, bits.high, bits.error) == pytest.approx((d.low / 2, d.high / 2, d.error / 2))
+    assert found.difference("untied", "train_nll").documents == 0
+
+
+def test_last_step_has_its_own_documents():
+    found, nats, tokens = crossed_sample()
+    runs = []
+    for run in found.runs:
+        moved = [2 * value for value in run.documents.nats] if run.arm == "untied" else None
+        heldout = sum(moved or run.documents.nats) / tokens.sum()
+        runs.append(replace(run, last=LastStep(None, 0.0, heldout, 0.0, moved)))
+    untied = np.array([run.documents.nats for run in found.of("untied")])
+    expected = crossed_interval(nats + untied, tokens)
+    last = comparison(runs).difference("untied", "last:heldout_nll")
+    assert (last.mean, last.low, last.documents) == pytest.approx((expected.estimate, expected.low, 4))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: replace(run, documents=None),  # of a version without losses by document
+        lambda run: replace(run, documents=replace(run.documents, tokens=[100, 150, 51, 199])),  # another text
+        lambda run: replace(run, documents=replace(run.documents, nats=[math.nan] * 4)),
+    ],
+)
+def test_interval_covers_seeds_only_if_a_run_lacks_comparable_documents(spoil):
+    found, nats, tokens = crossed_sample()
+    first, *others = found.runs
+    d = comparison([spoil(first), *others]).difference("untied", "heldout_nll")
+    expected = paired([0.0] * 3, (nats.sum(1) / tokens.sum()).tolist())
+    assert (d.documents, d.sample) == (0, "3 seeds")
+    assert (d.low, d.high, d.df) == pytest.approx((expected.low, expected.high, 2))
+
+
+def test_difference_of_an_older_version_has_the_error_of_its_interval():
+    d = paired([0.0] * 4, [0.1, 0.2, 0.15, 0.12])
+    older = replace(d, error=None, df=None, seed_error=None)
+    assert older.estimated.standard_error == pytest.approx(d.error)
+    assert older.estimated.degrees_of_freedom == 3
+    assert replace(older, low=None, high=None).estimated is None
+
+
 def test_detectable_difference_is_detected_in_four_of_five_repetitions():
     """In each repetition, a first study with three seeds estimates the standard deviation, which is 0.02."""
     generator, sigma, n, found = np.random.default_rng(0), 0.02, 3, []
@@ -197,7 +285,7 @@ def test_finding_reports_token_frequencies_that_gain_and_lose():
         runs.append(make_run("untied", seed, 5.0 + e, frequency=own))
     assert explanations(comparison(runs))[-1] == (
         "untied predicts better tokens seen 0 or 1–9 times and worse tokens seen ≥10000 times in the training text "
-        "(p < 0.05, corrected for all bins)."
+        "(p < 0.05 over seeds, corrected for all bins)."
     )
 
 
@@ -296,3 +384,20 @@ def test_answer_names_the_reference_if_all_other_arms_are_worse():
     answer, *others = done.finding.splitlines()
     assert answer == "tied wins on this text: untied and spd have a higher validation loss."
     assert [line.partition(":")[0] for line in others] == ["untied", "spd"]
+
+
+def test_note_names_the_sample_of_the_intervals():
+    found, _, _ = crossed_sample()
+    d = found.difference("untied", "heldout_nll")
+    assert sample_note(found) == (
+        f"Standard error of untied − tied: {d.seed_error:.4f} over seeds alone and {d.error:.4f} with the documents; "
+        "more held-out text narrows the interval further than more seeds."
+    )
+    assert sample_note(found) in explanations(found)
+    plain = comparison([replace(run, documents=None) for run in found.runs])
+    assert sample_note(plain) == "The intervals cover seeds only, for this held-out text."
+    blocks = [replace(run, documents=replace(run.documents, unit="blocks")) for run in found.runs]
+    assert sample_note(comparison(blocks)).startswith(
+        "The held-out text has few documents, so the intervals cover blocks"
+    )
+    assert sample_note(comparison(found.runs[:2])) == ""

@@ -102,9 +102,9 @@ def test_run_measures_equal_train_and_heldout_blocks_and_trial_measures_tune(
 ):
     asked = []
 
-    def recorded(installed, tokens, length, counts, blocks=None):
+    def recorded(installed, tokens, length, counts, blocks=None, units=None):
         asked.append((len(tokens), blocks))
-        return measure(installed, tokens, length, counts, blocks)
+        return measure(installed, tokens, length, counts, blocks, units)
 
     monkeypatch.setattr(decoder, "measure", recorded)
     trained(tiny_settings(steps=1), tmp_path)

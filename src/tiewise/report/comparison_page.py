@@ -27,7 +27,8 @@ from tiewise.training.finding import sentences
 from tiewise.training.results import ArmDirectPath, Comparison
 
 NOTE = (
-    "±: standard deviation over seeds. Differences are paired by seed; 95 % intervals (Student’s t). "
+    "±: standard deviation over seeds. Differences are paired by seed; 95 % intervals: validation losses over "
+    "seeds and held-out documents, others over seeds. "
     "nll: nats per token; perplexity: exp of its mean. Memory: weights, gradients, moments in fp32."
 )
 BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 in one table without maps."

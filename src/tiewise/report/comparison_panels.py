@@ -82,7 +82,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     step = "after the last step"
     if has_earlier_steps(comparison):
         step = "at each run's best step by its tuning text"
-    caption = f"Left of zero: lower loss {step}. Bars: 95 % intervals over seeds, for this held-out text."
+    caption = f"Left of zero: lower loss {step}. Bars: 95 % intervals."
     caption += _gaps_in_words(comparison)
     title = f"Paired differences to {comparison.reference}"
     panel = dots(title, _plotted_differences(comparison), styles(comparison.arms), forest=True, why=caption)

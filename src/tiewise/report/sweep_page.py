@@ -30,7 +30,7 @@ from tiewise.training.study.study import Study, SweepResult
 from tiewise.training.verdicts import verdict_of
 
 NOTE = (
-    "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t); below zero the arm is better. "
+    "Arm minus reference in nats per token, paired by seed, ± 95 %; below zero the arm is better. "
     "Verdict: p < 0.05 by Holm over all rows, for a difference (better, worse) or against one of the margin or more "
     "(equivalent). Could show: a repetition detects it by that rule in 80 of 100 cases. "
     "Losses are those of the step that each run keeps (select)."

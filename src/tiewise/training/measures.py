@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.core.text import BINS, frequency_bins
+from tiewise.training.document_losses import DocumentLosses, TextUnits, sum_by_unit
 from tiewise.training.results import MASKED, BinNll, Share
 
 
@@ -29,10 +30,16 @@ class MeasuredSplit:
     bins: list[BinNll]  # mean nll by the token's count in the training text
     shares: dict[str, Share] = field(default_factory=dict)  # this field and the next are those of `RunResult`
     unigram_nll: float | None = None
+    documents: DocumentLosses | None = None  # of the validation split, for kinds that know the document of a token
 
 
-def measure_by_frequency(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
-    """Gather losses [n] of predicted tokens [n] into bins of their training counts [V]."""
+def measure_by_frequency(
+    pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray, units: TextUnits | None = None
+) -> MeasuredSplit:
+    """Gather losses [n] of predicted tokens [n] into bins of their training counts [V].
+
+    `units` [n] are the units of these tokens, in the same order.
+    """
     loss_parts, target_parts = [], []
     for piece_losses, piece_targets in pieces:
         loss_parts.append(piece_losses.double().cpu().numpy())
@@ -46,7 +53,10 @@ def measure_by_frequency(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.nda
     for label, total, size in zip(BINS, sums, sizes, strict=True):
         mean = float(total / size) if size else None
         by_bin.append(BinNll(label, int(size), mean))
-    return MeasuredSplit(float(sums.sum() / len(losses)), len(losses), by_bin)
+    documents = None
+    if units is not None:
+        documents = sum_by_unit(losses, units.of_token, units.name)
+    return MeasuredSplit(float(sums.sum() / len(losses)), len(losses), by_bin, documents=documents)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@
 The report reads nothing else of a training. JSON has no infinity and no nan, so a diverged run's numbers are written as
 null and read back as nan. Losses are in nats per token unless the name says otherwise.
 
-Arms of one seed share their data order and the initialization of their body, so seeds are pairs. The interval is that
-of the mean of the differences, with Student's t of n − 1 degrees of freedom, 95 % for each difference alone. The
+Arms of one seed share their data order and the initialization of their body, so seeds are pairs. The 95 % interval of
+a validation loss covers seeds and held-out documents (`core.crossed_effects`), each difference alone. That of any other
+figure, and of results without losses by document, covers seeds only: Student's t of n − 1 degrees of freedom. The
 finding uses as many differences as there are arms, and all their frequency bins. A difference therefore counts as
 detected only if its p is below 0.05 with Holm's correction over the arms, or over all bins of all arms. The sign is
 always arm − reference. For arms `untied` and `tied`, tied − untied in training nll is the *tying gap*, and in
@@ -24,11 +25,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tiewise.core import estimates
+from tiewise.core.crossed_effects import DifferenceInterval, crossed_interval, seed_interval
 from tiewise.core.errors import RunError
 from tiewise.core.measurement import NONE, Quantity, signed
 from tiewise.core.records import from_record, to_record
 from tiewise.core.result import PrintedResult, Row
 from tiewise.planning.evidence import Expectation
+from tiewise.training.document_losses import DocumentDifferences, DocumentLosses, document_differences
 
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # folder of a run's model; of its plain copy for tools that lack its boundary
@@ -88,6 +91,7 @@ class LastStep:
     train_nll: float
     heldout_nll: float
     bits_per_byte: float
+    document_nats: list[float] | None = None  # as `RunResult.documents`; None: those of the selected step
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class RunResult:
     tune_nll: float | None = None  # of the selected step, on the tuning tokens of a point of the curve
     lowest_tuning_step: int | None = None  # step with the lowest tuning loss
     last: LastStep | None = None  # None in older results, whose losses are those of the last step
+    documents: DocumentLosses | None = None  # held-out loss by document; None in older results, and of masked tokens
 
     @property
     def is_before_end(self) -> bool:
@@ -220,7 +225,7 @@ class ArmDirectPath:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of two arms (arm − reference), paired over seeds; made by `paired`."""
+    """Difference of two arms (arm − reference), paired over seeds and documents; made by `paired`."""
 
     arm: str
     metric: str  # a field of RunResult, "last:FIELD" for one of LastStep, "frequency:LABEL", or "share:NAME"
@@ -235,6 +240,28 @@ class Difference:
     margin: float | None = None  # largest difference in nats per token that does not matter; validation losses only
     p_equivalence: float | None = None  # of a true difference outside ± margin, adjusted by Holm over the arms
     verdict: str | None = None  # better, worse, equivalent (within the margin) or undecided; see `verdicts`
+    error: float | None = None  # standard error of the mean; this field and the next two are None in older results
+    df: float | None = None  # degrees of freedom of that error
+    seed_error: float | None = None  # standard error over the seeds alone
+    documents: int = 0  # held-out documents, or other units, that the interval covers; 0: it covers seeds only
+    unit: str = ""  # as `DocumentLosses.unit`
+
+    @property
+    def estimated(self) -> DifferenceInterval | None:
+        """The mean with its interval and standard error; None for fewer than two pairs."""
+        if self.low is None or self.high is None:
+            return None
+        df = self.n - 1 if self.df is None else self.df
+        half = (self.high - self.low) / 2
+        error = half / estimates.critical_t(df) if self.error is None else self.error
+        return DifferenceInterval(self.mean, half, error, df)
+
+    @property
+    def sample(self) -> str:
+        """The sample that the interval covers, as text: "3 seeds and 39 documents", or "3 seeds"."""
+        if not self.documents:
+            return f"{self.n} seeds"
+        return f"{self.n} seeds and {self.documents} {self.unit}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -356,6 +383,7 @@ def _flat_run(run: RunResult) -> Row:
     row = {name: value for name, value in record.items() if not isinstance(value, dict | list)}
     row.pop("last", None)  # None in older results
     if run.last is not None:
+        record["last"].pop("document_nats")
         row |= {f"last_{name}": value for name, value in record["last"].items()}
     return row
 
@@ -389,13 +417,21 @@ def _all_finite(numbers: Iterable[float]) -> bool:
     return all(math.isfinite(number) for number in numbers)
 
 
-def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:
+def paired(
+    reference: Sequence[float],
+    other: Sequence[float],
+    *,
+    arm: str = "",
+    metric: str = "",
+    documents: DocumentDifferences | None = None,
+) -> Difference:
     """Compare two arms over the seeds they share: other − reference.
 
-    With d the n differences, s their standard deviation (n − 1) and t the 97.5 % quantile of Student's t with n − 1
-    degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` is the true difference that
-    a repetition with n pairs finds with 80 % probability by that two-sided 5 % test, where s is an estimate
-    (`estimates.detectable`). One pair has no interval. If a value is not finite, the mean is nan.
+    Without `documents`, the interval covers the n seeds: mean ± t·s/√n, with s the standard deviation of the n
+    differences and Student's t of n − 1 degrees of freedom (Student, Biometrika 1908). With `documents`, whose rows
+    are the same seeds, it covers seeds and held-out documents (`core.crossed_effects`). One pair has no interval. If a
+    value is not finite, the mean is nan. `detectable` is the true difference that a repetition with as many finds with
+    80 % probability by that two-sided 5 % test, where the error is an estimate (`estimates.detectable_difference`).
 
     Raises:
         ValueError: no values, or unequal numbers of values.
@@ -406,18 +442,29 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     n = len(d)
     if not _all_finite(d):
         return _without_interval(arm, metric, n, math.nan)
-    mean = fmean(d)
     if n == 1:
-        return _without_interval(arm, metric, n, mean)
-    error = stdev(d) / math.sqrt(n)
-    half = estimates.critical_t(n - 1) * error
-    low, high = mean - half, mean + half
-    if error:
-        p = estimates.two_sided_p(mean / error, n - 1)
-    else:
-        p = float(mean == 0)  # all pairs differ by the same amount: p is 0, or 1 if that is zero
+        return _without_interval(arm, metric, n, d[0])
+    over_seeds_alone = seed_interval(d)
+    mean, size, unit = over_seeds_alone, 0, ""
+    if documents is not None:
+        mean = crossed_interval(documents.nats, documents.tokens)
+        size, unit = len(documents.tokens), documents.unit
+    mean = replace(mean, estimate=fmean(d))  # sums by document are rounded
     return Difference(
-        arm, metric, n, mean, low, high, estimates.detectable_difference(n - 1) * error, low > 0 or high < 0, p
+        arm,
+        metric,
+        n,
+        mean.estimate,
+        mean.low,
+        mean.high,
+        detectable=estimates.detectable_difference(mean.degrees_of_freedom) * mean.standard_error,
+        detected=mean.low > 0 or mean.high < 0,
+        p=mean.p,
+        error=mean.standard_error,
+        df=mean.degrees_of_freedom,
+        seed_error=over_seeds_alone.standard_error,
+        documents=size,
+        unit=unit,
     )
 
 
@@ -445,26 +492,47 @@ def _at_level(d: Difference, p: float, level: float) -> Difference:
 
     `level` is the level at which Holm tests this p while the other p stay as they are.
     """
-    assert d.low is not None
-    assert d.high is not None
-    error = (d.high - d.low) / 2 / estimates.critical_t(d.n - 1)
-    return replace(d, p=p, detected=p < ALPHA, detectable=estimates.detectable_difference(d.n - 1, level) * error)
+    mean = d.estimated
+    assert mean is not None
+    detectable = estimates.detectable_difference(mean.degrees_of_freedom, level) * mean.standard_error
+    return replace(d, p=p, detected=p < ALPHA, detectable=detectable)
 
 
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
     """Return arm − reference by metric, over the seeds that both finished."""
-    measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → value
+    measures: dict[str, dict[int, dict[str, RunResult]]] = {}  # metric → seed → arm → its run
     for run in (*comparison.of(reference), *comparison.of(arm)):
-        for metric, value in _compared_values(run).items():
-            measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = value
+        for metric in _compared_values(run):
+            measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = run
     by_metric = {}
     for metric, by_seed in measures.items():
-        pairs = [by_arm for by_arm in by_seed.values() if len(by_arm) == 2]  # seeds that both arms finished
+        # seeds that both arms finished
+        pairs = [(by_arm[reference], by_arm[arm]) for by_arm in by_seed.values() if len(by_arm) == 2]
         if pairs:
-            reference_values = [by_arm[reference] for by_arm in pairs]
-            arm_values = [by_arm[arm] for by_arm in pairs]
-            by_metric[metric] = paired(reference_values, arm_values, arm=arm, metric=metric)
+            by_metric[metric] = _difference_of(pairs, arm, metric)
     return by_metric
+
+
+def _difference_of(pairs: Sequence[tuple[RunResult, RunResult]], arm: str, metric: str) -> Difference:
+    """Return the difference of one metric over pairs (reference, arm) of runs."""
+    of_reference, of_arm = zip(
+        *((_compared_values(a)[metric], _compared_values(b)[metric]) for a, b in pairs), strict=True
+    )
+    documents = document_differences([(_documents_of(a, metric), _documents_of(b, metric)) for a, b in pairs])
+    return paired(of_reference, of_arm, arm=arm, metric=metric, documents=documents)
+
+
+def _documents_of(run: RunResult, metric: str) -> DocumentLosses | None:
+    """Return the losses by document behind a metric; None if it is not of held-out text."""
+    documents = run.documents
+    if documents is None:
+        return None
+    if metric == f"{AT_LAST}heldout_nll" and run.last is not None:
+        return replace(documents, nats=run.last.document_nats or documents.nats)
+    if metric == "bits_per_byte":  # the loss times a number that all runs on a text share
+        bits = run.bits_per_byte / run.heldout_nll
+        return replace(documents, nats=[bits * nats for nats in documents.nats])
+    return documents if metric == "heldout_nll" else None
 
 
 def _compared_values(run: RunResult) -> dict[str, float]:

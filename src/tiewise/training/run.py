@@ -60,6 +60,7 @@ from tiewise.training.best_step import (
 )
 from tiewise.training.built_models import shard_model
 from tiewise.training.data.corpus import PreparedText, prepare
+from tiewise.training.document_losses import TextUnits, text_units
 from tiewise.training.folder import (
     METRICS,
     RESULT,
@@ -259,6 +260,19 @@ class Kind(ABC):
     @abstractmethod
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate a split: the tokens of a final result, or the few of a curve's `point`."""
+
+    def units(self, job: Job, split: str, *, point: bool) -> TextUnits | None:
+        """Return the document of every token of a split.
+
+        None: it is not the validation split of a final result.
+        """
+        if point or split != job.split:
+            return None
+        return text_units(job.text.split(split), self.document_end(job.text))
+
+    def document_end(self, text: PreparedText) -> int | None:
+        """Return the token that ends every document; None if the text marks no documents."""
+        return text.eos_id
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
         """Measure the values of a curve's point that training does not log.
@@ -569,6 +583,7 @@ def _result(job: Job, kind: Kind, trained: TrainedModel, measured: MeasuredRun) 
         training_bytes=sum(weights.values()) + (1 + kind.moments(job)) * sum(weights[p] for p in learned),
         shares=validation.shares,
         unigram_nll=validation.unigram_nll,
+        documents=validation.documents,
         init_std=start.init_std,
         predicted_initial_nll=start.predicted_nll,
         initial_nll=start.nll,
@@ -597,7 +612,7 @@ def _selection(job: Job, kind: Kind, measured: MeasuredRun) -> Selection:
         "selected_step": selected.step,
         "tune_nll": selected.tune_nll,
         "lowest_tuning_step": _lowest_tuning_step(job, last),
-        "last": _last_step(job, last),
+        "last": _last_step(job, measured),
     }
 
 
@@ -609,9 +624,12 @@ def _lowest_tuning_step(job: Job, last: MeasuredStep) -> int | None:
     return lowest_step(losses, job.spec)
 
 
-def _last_step(job: Job, last: MeasuredStep) -> LastStep:
+def _last_step(job: Job, measured: MeasuredRun) -> LastStep:
     """Return the losses of a run's last step as its result has them."""
-    return LastStep(last.tune_nll, last.train_nll, last.validation.nll, _bits_per_byte(job, last.validation))
+    last, nats = measured.last, None
+    if last is not measured.selected and last.validation.documents is not None:
+        nats = last.validation.documents.nats
+    return LastStep(last.tune_nll, last.train_nll, last.validation.nll, _bits_per_byte(job, last.validation), nats)
 
 
 def _bits_per_byte(job: Job, validation: MeasuredSplit) -> float:

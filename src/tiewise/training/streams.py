@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from tiewise.boundary.installation import Installed
 from tiewise.core.errors import DataError
+from tiewise.training.document_losses import TextUnits
 from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 
 _SHORTEST = 5  # words of a step of varied length
@@ -110,15 +111,26 @@ def measure_streams(
     parallel: int,
     most: int | None = None,
     at_once: int = AT_ONCE,
+    units: TextUnits | None = None,
 ) -> MeasuredSplit:
     """Evaluate a split [N], or its first `most` words, in `parallel` streams.
 
-    `counts` [V] are training counts. A forward pass reads about `at_once` words.
+    `counts` [V] are training counts. A forward pass reads about `at_once` words. With the `units` of the split, losses
+    are also summed by them.
     """
     inputs, targets = split_into_streams(np.asarray(tokens[:most]), parallel)
     length = max(1, at_once // len(inputs))
+    if units is not None:
+        units = TextUnits(units.name, _as_measured(units.of_token[:most], parallel, length))
     with evaluating(installed.model), installed.deferred():
-        return measure_by_frequency(_stream_losses(installed, inputs, targets, length), counts)
+        return measure_by_frequency(_stream_losses(installed, inputs, targets, length), counts, units)
+
+
+def _as_measured(values: np.ndarray, parallel: int, length: int) -> np.ndarray:
+    """Return values [N] of a split's words in the order in which `_stream_losses` yields their losses."""
+    _, of_targets = split_into_streams(values, parallel)
+    measured = torch.cat([piece.reshape(-1) for piece in torch.split(of_targets, length, 1)])
+    return measured[measured != _IGNORED].numpy()
 
 
 def _stream_losses(

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiewise.core.crossed_effects import DifferenceInterval
-from tiewise.core.estimates import ALPHA, critical_t, holm_adjusted, two_sided_p
+from tiewise.core.estimates import ALPHA, holm_adjusted, two_sided_p
 from tiewise.training.results import Difference, correct_by_holm
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = VERDICTS = ("better", "worse", "equivalent", "undecided")
@@ -87,8 +87,6 @@ def with_verdicts(family: Sequence[Difference]) -> list[Difference]:
 
 def _equivalence_of(d: Difference) -> float:
     """Return the unadjusted p of equivalence; 1 without a margin."""
-    assert d.low is not None
-    assert d.high is not None
-    half = (d.high - d.low) / 2
-    interval = DifferenceInterval(d.mean, half, half / critical_t(d.n - 1), d.n - 1)
+    interval = d.estimated
+    assert interval is not None
     return equivalence_p(interval, d.margin or 0.0)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tiewise.core.errors import DataError
 from tiewise.training.data.word_corpus import prepare_words
+from tiewise.training.document_losses import text_units
 from tiewise.training.kinds import recurrent
 from tiewise.training.kinds.recurrent import KIND, changed_settings, recurrent_config, run_steps
 from tiewise.training.run import train
@@ -135,6 +136,21 @@ def test_measure_streams_in_pieces_matches_one_pass(parallel, at_once, words, jo
     assert found.tokens == sum(b.tokens for b in found.bins) == len(tokens) - 1
     nll = F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten()).item()
     assert found.nll == pytest.approx(nll, abs=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [7, 4096])
+def test_measure_streams_sums_losses_of_each_unit_in_any_layout(at_once, words, job):
+    installed, tokens = KIND.build(job(settings())), words.split("heldout")
+    units = text_units(tokens, KIND.document_end(words))
+    assert units.name == "blocks"
+    found = measure_streams(installed, tokens, words.counts, 3, at_once=at_once, units=units).documents
+    inputs, targets = split_into_streams(tokens, 3)
+    with torch.no_grad():
+        logits, _ = PlainLSTM(installed.model.eval(), True)(inputs, None)
+    losses = F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten(), reduction="none")[: len(tokens) - 1]
+    expected = np.bincount(units.of_token[1:], losses.numpy())
+    assert found.tokens == np.bincount(units.of_token[1:]).tolist()
+    np.testing.assert_allclose(found.nats, expected, atol=2e-3)
 
 
 @pytest.mark.parametrize(("count", "parallel"), [(2, 1), (2, 10), (11, 3), (12, 4), (100, 7)])

@@ -30,6 +30,7 @@ from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, so
 from tiewise.planning.read_config import read
 from tiewise.training.built_models import build_with_random_tables, causal_model
 from tiewise.training.data.corpus import Blocks, PreparedText
+from tiewise.training.document_losses import TextUnits
 from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 from tiewise.training.run import Kind, prepare_blocks
 from tiewise.training.settings import Settings
@@ -121,7 +122,8 @@ class Decoders(Kind):
         if not point:
             most = min(len(job.text.split(job.split)), job.settings.measured)
             blocks = max(1, most // length)
-        return measure(installed, job.text.split(split), length, job.text.counts, blocks)
+        units = self.units(job, split, point=point)
+        return measure(installed, job.text.split(split), length, job.text.counts, blocks, units)
 
 
 def _hidden_size(config: Any) -> int:
@@ -153,24 +155,37 @@ def _operations(spec: BoundarySpec, vocab: int, width: int) -> int:
 
 @torch.no_grad()
 def measure(
-    installed: Installed, tokens: np.ndarray, length: int, counts: np.ndarray, blocks: int | None = None
+    installed: Installed,
+    tokens: np.ndarray,
+    length: int,
+    counts: np.ndarray,
+    blocks: int | None = None,
+    units: TextUnits | None = None,
 ) -> MeasuredSplit:
     """Evaluate contiguous blocks of `length` tokens, each of which predicts length − 1.
 
     At most `blocks` blocks are used, evenly spread over the split; None takes all. `counts` [V] are training counts.
-    The model's mode is restored.
+    With the `units` of the split, losses are also summed by them. The model's mode is restored.
     """
-    rows = tokens[: len(tokens) // length * length].reshape(-1, length)
+    rows = _rows(tokens, length)
     count = len(rows)
     if blocks is not None:
         count = min(blocks, count)
     if count == 0:
         return measure_by_frequency([], counts)
     # evenly spread: a text has the order of its sources, whose beginnings are alike
-    chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // count].astype(np.int64))
+    spread = np.arange(count) * len(rows) // count
+    chosen = torch.from_numpy(rows[spread].astype(np.int64))
     batches = torch.split(chosen, max(1, AT_ONCE // length))
+    if units is not None:
+        units = TextUnits(units.name, _rows(units.of_token, length)[spread, 1:].reshape(-1))
     with evaluating(installed.model):
-        return measure_by_frequency((_block_losses(installed, ids) for ids in batches), counts)
+        return measure_by_frequency((_block_losses(installed, ids) for ids in batches), counts, units)
+
+
+def _rows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return the blocks of a split [blocks, length]; tokens that fill none are left out."""
+    return tokens[: len(tokens) // length * length].reshape(-1, length)
 
 
 def _block_losses(installed: Installed, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ from tiewise.core.records import require
 from tiewise.training.built_models import build_with_random_tables, causal_model
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.documents import RANDOM
+from tiewise.training.data.word_corpus import KIND as WORDS
 from tiewise.training.data.word_corpus import prepare_words, unknown_share
 from tiewise.training.measures import MeasuredSplit
 from tiewise.training.models.rnn import RNNConfig, State, detached
@@ -362,7 +363,14 @@ class RecurrentModels(Kind):
         elif split == "train":
             most = job.settings.measured
         parallel = RecurrentOptions.of(job.settings).parallel
-        return measure_streams(installed, job.text.split(split), job.text.counts, parallel, most)
+        units = self.units(job, split, point=point)
+        return measure_streams(installed, job.text.split(split), job.text.counts, parallel, most, units=units)
+
+    def document_end(self, text: PreparedText) -> int | None:
+        """Return None for a corpus of words, where `<eos>` ends a line."""
+        if text.facts["tokenizer"].get("kind") == WORDS:
+            return None
+        return super().document_end(text)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
         """Return the words predicted up to and including each step [steps]."""

@@ -1,6 +1,7 @@
 """Results of a study so far: one result for every cell and contrast.
 
-A contrast is arm − reference, paired over seeds. Every interval is a separate 95 % interval. A difference counts as
+A contrast is arm − reference, paired over seeds. Every interval is a separate 95 % interval; that of a held-out loss
+covers seeds and held-out documents. A difference counts as
 detected if its p is below 0.05 with Holm's correction over all results of the study, so one false detection among
 all of them is as rare as in a single comparison. `verdicts` has the rule of better, worse, equivalent and undecided.
 """
@@ -21,7 +22,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from tiewise.core.estimates import critical_t
 from tiewise.core.files import atomic_replacement, write_atomically
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
@@ -76,8 +76,9 @@ class SweepResult:
 
     @property
     def error(self) -> float:
-        """Standard error of the held-out difference, from its interval."""
-        return self.half / critical_t(max(self.heldout.n - 1, 1))
+        """Standard error of the held-out difference; nan without an interval."""
+        estimated = self.heldout.estimated
+        return math.nan if estimated is None else estimated.standard_error
 
     def measure(self, axis: str) -> float:
         """Return the cell's size along an axis: tokens of a text, V of a tokenizer.
@@ -101,6 +102,7 @@ class SweepResult:
             result[axis] = value if isinstance(value, int | float | str | None) else str(value)
         result |= {"contrast": self.contrast, "sign": self.sign, "verdict": self.heldout.verdict}
         result |= {"margin": self.heldout.margin, "seeds": self.heldout.n}
+        result |= {"documents": self.heldout.documents, "df": self.heldout.df}
         for name, d in (("heldout", self.heldout), ("training", self.training)):
             result |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
         bits = self.bits
