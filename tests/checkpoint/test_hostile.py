@@ -1,5 +1,6 @@
 """Test that damaged, oversized and oddly typed checkpoints give plain errors or findings in bounded memory."""
 
+import errno
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoin
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rules.onnx_file import MOST_FIELDS
 from tiewise.checkpoint.rules.rule import rules
-from tiewise.checkpoint.untrusted import MOST_VALUES, first_fields, parse_json
+from tiewise.checkpoint.untrusted import MOST_VALUES, first_fields, open_regular, parse_json
 from tiewise.core.errors import CheckpointError
 
 CHILD = Path(__file__).with_name("hostile_child.py")
@@ -241,3 +242,37 @@ def test_first_fields_returns_protocol_buffer_fields_of_any_length(length):
     data = piece(1, b"a" * length) + piece(2, b"passed over") + piece(1, b"b")
     spans = first_fields(data, 0, len(data), 10, "file")
     assert [data[start:end] for start, end in spans] == [b"a" * length, b"b"]
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "chmod u+r model.safetensors"),
+        (errno.EPERM, "chmod u+r model.safetensors"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENFILE, "close other programs"),
+        (errno.EIO, "take it from its source again"),
+        (errno.ELOOP, "symbolic links"),
+        (errno.ENAMETOOLONG, "check the path"),
+        (errno.ENOTDIR, "check the path"),
+        (errno.ENOENT, "check the path"),
+    ],
+)
+def test_file_that_cannot_be_opened_has_remedy_for_its_cause(monkeypatch, code, remedy):
+    def refuse(path, flags):
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
+        open_regular("model.safetensors")
+    assert remedy in caught.value.remedy
+    assert "\n" not in str(caught.value)
+
+
+def test_link_to_itself_and_folder_are_no_files(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(CheckpointError, match="symbolic links lead in a circle"):
+        open_regular(loop)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_regular(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import re
@@ -18,6 +19,13 @@ from tiewise.core.errors import CheckpointError, to_printable
 from tiewise.core.files import format_bytes
 
 Item = TypeVar("Item")
+# {number of an error of the system: what to do}; for any other number, the path is wrong
+_REMEDIES = {
+    errno.EIO: "the disk or the network failed: copy the file elsewhere, or take it from its source again",
+    errno.ELOOP: "its symbolic links lead in a circle: store the file itself there",
+    errno.EMFILE: "allow more open files: ulimit -n 4096",
+    errno.ENFILE: "close other programs, which use all open files of this machine",
+}
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -34,7 +42,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     except PermissionError:
         raise CheckpointError(f"{name}: no permission to read it", f"chmod u+r {name}, or ask its owner") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise CheckpointError(f"{name!r}: cannot be opened ({_reason(error)})", "check the path") from None
+        code = getattr(error, "errno", 0)
+        remedy = _REMEDIES.get(code, "check the path")
+        raise CheckpointError(f"{name!r}: cannot be opened ({_reason(error)})", remedy) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(f"{name}: not a regular file", "give a checkpoint folder or a file of tensors")
