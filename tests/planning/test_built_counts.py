@@ -66,6 +66,21 @@ def test_plan_asks_about_the_class_that_the_config_names(asked):
     assert "quantization_config" not in question.config
 
 
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"model_type": "phi-msft", "architectures": ["PhiForCausalLM"], "n_embd": 48, "n_layer": 3},  # Phi-2 by mlc-llm
+        {"model_type": "rwkv5", "architectures": ["RwkvForCausalLM"], "head_size": 64},  # the class is RWKV-4's
+    ],
+)
+def test_class_of_another_type_does_not_count_if_it_ignores_a_size(asked, foreign):
+    model = tiewise.plan({**foreign, **SIZES}).record()["model"]
+    assert len(asked) == 1
+    assert model["estimated"] or model["not_counted"]
+    with pytest.raises(PlanError, match=r"has no key (n_embd|head_size)"):
+        count_on_meta({**foreign, **SIZES})
+
+
 def test_plan_asks_no_class_if_a_reader_counts_or_transformers_has_none(asked):
     assert tiewise.plan("gpt2").architecture.total == 124_439_808
     assert tiewise.plan({"model_type": "llama", **SIZES}).record()["model"]["estimated"] is False

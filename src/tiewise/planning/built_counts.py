@@ -34,7 +34,8 @@ def count_built(config: Mapping[str, Any]) -> Architecture | NotBuilt:
     class_name, model_type = saved_class(config), config.get("model_type")
     if class_name not in names and not (isinstance(model_type, str) and model_type in names):
         return NotBuilt("transformers has no class of this type")
-    question = ClassQuestion(_of_the_class(config), _class_to_build(config, names), QUESTION)
+    built, sizes = _class_to_build(config, names), _sizes_of_unknown_type(config, names)
+    question = ClassQuestion(_of_the_class(config), built, QUESTION, sizes)
     reply = ask(question)
     if isinstance(reply, NotBuilt):
         return reply
@@ -53,8 +54,9 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     """
     model_type = str(config.get("model_type", ""))
     try:
-        model = child.build(_of_the_class(config), _class_to_build(config, _mapped_names()))
-        reply = counted_class.answer(model, None)
+        names = _mapped_names()
+        model = child.build(_of_the_class(config), _class_to_build(config, names))
+        reply = counted_class.answer(model, _sizes_of_unknown_type(config, names))
     except Exception as error:  # an untrusted config may make a class raise anything
         raise _refusal(model_type, short(error, 120)) from None
     if "unsuitable" in reply:
@@ -84,6 +86,16 @@ def _class_to_build(config: Mapping[str, Any], names: frozenset[str]) -> str | N
     if name in names or _is_defined(name):
         return name
     return None
+
+
+def _sizes_of_unknown_type(config: Mapping[str, Any], names: frozenset[str]) -> list[str]:
+    """Return the keys of sizes of a config whose type transformers does not know.
+
+    The class that it names may be that of another type, which reads other keys.
+    """
+    if str(config.get("model_type")) in names:
+        return []
+    return [key for key, value in config.items() if type(value) is int and value > 1 and not key.endswith("_id")]
 
 
 def _mapped_names() -> frozenset[str]:

@@ -6,11 +6,13 @@ positions, experts, towers next to the language model, and all others.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from tiewise.checkpoint.indexed_tensors import PLAIN_TABLE
+from tiewise.core.errors import to_printable
 from tiewise.planning.uncounted import TOWER
 
 POSITIONS = re.compile(r"(?:^|[._])(?:wpe|position_embeddings?|embed_positions|token_type_embeddings)\.weight$")
@@ -22,32 +24,51 @@ CHOSEN = (
 )
 
 
-def answer(model: Any, _argument: Any) -> dict[str, Any]:
-    """Return the counts of a model once its tensors are tied. `unsuitable` is the reason why it has none."""
+def answer(model: Any, sizes: list[str] | None) -> dict[str, Any]:
+    """Return the counts of a model once its tensors are tied. `unsuitable` is the reason why it has none.
+
+    Args:
+        model: the built model.
+        sizes: keys that its config class has to read; a class silently builds its default for a size of another name.
+    """
+    unread = _unread_keys(type(model.config), sizes or [])
+    if unread:
+        return {"unsuitable": f"no key {to_printable(unread[0])}"}
     model.tie_weights()
     table, head = model.get_input_embeddings(), _output_embeddings(model)
     if getattr(table, "weight", None) is None:
         return {"unsuitable": "no table of tokens"}
-    bias, rows, extra_rows = getattr(head, "bias", None), len(table.weight), 0
-    if head is not None:
-        rows, extra_rows = len(head.weight), rows - len(head.weight)
-        if extra_rows < 0 or head.weight.shape[1:] != table.weight.shape[1:]:
-            return {"unsuitable": "two tables of different shapes"}
+    if head is None:
+        return _counts(model, table, None, 0)
+    extra_rows = len(table.weight) - len(head.weight)
+    if extra_rows < 0 or head.weight.shape[1:] != table.weight.shape[1:]:
+        return {"unsuitable": "two tables of different shapes"}
+    return _counts(model, table, head, extra_rows)
+
+
+def _counts(model: Any, table: Any, head: Any | None, extra_rows: int) -> dict[str, Any]:
+    """Return the counts of a model whose input table has `extra_rows` more rows than its head."""
+    bias, (rows, width) = getattr(head, "bias", None), table.weight.shape
     counted = {id(each) for each in (table.weight, getattr(head, "weight", None), bias)}
     others = [(name, each) for name, each in model.named_parameters() if id(each) not in counted]
-    reply = {
+    sums = _sums(model, others, table)
+    if extra_rows:  # tokens that a model reads and never writes
+        sums["other_tables"].append([extra_rows, width])
+    return {
         "class": type(model).__name__,
-        "vocab": rows,
-        "width": table.weight.shape[1],
+        "vocab": rows - extra_rows,
+        "width": width,
         "has_head": head is not None,
         "tied": head is not None and head.weight is table.weight,
         "head_biases": int(bias is not None),
         "chosen": _chosen_experts(model.config),
+        **sums,
     }
-    sums = _sums(model, others, table)
-    if extra_rows:  # tokens that a model reads and never writes
-        sums["other_tables"].append([extra_rows, table.weight.shape[1]])
-    return {**reply, **sums}
+
+
+def _unread_keys(config_class: Any, keys: list[str]) -> list[str]:
+    """Return the keys that a config class does not read, sorted."""
+    return sorted({*keys} - {*inspect.signature(config_class).parameters, *config_class.attribute_map})
 
 
 def _output_embeddings(model: Any) -> Any:
