@@ -332,3 +332,13 @@ def test_operators_return_what_the_computed_logits_return(pair, operand):
                 getattr(deferred, name)(*operand)
         else:
             _assert_same(deferred, real, name, operand)
+
+
+@pytest.mark.parametrize("step", [lambda z: z / 0.7, lambda z: 7 * torch.tanh(z / 7)], ids=["temperature", "cap"])
+def test_scaling_recorded_logits_does_not_round_a_narrow_bias(step):
+    hidden, table, bias = torch.zeros(T, E).bfloat16(), torch.zeros(V, E).bfloat16(), torch.randn(V).bfloat16()
+    deferred, targets = step(Deferred(hidden, table, bias, Counts())), torch.arange(T) % V
+    truth = F.cross_entropy(step(bias.double().expand(T, V)), targets, reduction="none")
+    got = F.cross_entropy(deferred.float(), targets, reduction="none")
+    assert type(deferred) is Deferred
+    assert (got - truth).abs().max() < 2e-6

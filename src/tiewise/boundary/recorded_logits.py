@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from tiewise.boundary.ops.log_prob import VocabularyStatistics
-from tiewise.boundary.ops.problem import compute_dtype
+from tiewise.boundary.ops.problem import accumulator, compute_dtype
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, exchange_rows, gather_inputs, gather_ranks
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
@@ -45,10 +45,10 @@ class Fold(NamedTuple):
     post: float | None = None
 
     def scaled_bias(self, factor: float) -> Tensor | None:
-        """Return the bias times a factor, or None without a bias."""
+        """Return the bias times a factor, in fp32 or wider; None without a bias."""
         if self.bias is None:
             return None
-        return self.bias * factor
+        return self.bias.to(accumulator(self.bias.dtype)) * factor
 
 
 class Step(NamedTuple):

@@ -128,6 +128,16 @@ def test_fp32_logits_of_bf16_tables_give_divergences_near_fp64(beta):
     assert (got - truth).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("beta", BETAS)
+def test_temperature_does_not_round_narrow_biases(beta):
+    (_, _, b), t = problem(torch.bfloat16)
+    student, teacher = ([torch.zeros(n, 4).bfloat16() for n in (N, V)] for _ in "ab")
+    sides = [*student, b], [*teacher, teachers(torch.bfloat16)[2]]
+    wide = [[x.double() for x in side] for side in sides]
+    truth = plain(*wide, t, beta=beta, temperature=0.7, reduction="none")
+    assert (ours(*sides, t, beta=beta, temperature=0.7, reduction="none") - truth).abs().max() < 2e-6
+
+
 @pytest.mark.parametrize("teacher_type", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("student_type", [torch.float64, torch.float32])
 def test_divergence_accepts_a_teacher_of_another_dtype(student_type, teacher_type):

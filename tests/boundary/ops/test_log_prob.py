@@ -106,6 +106,17 @@ def test_statistics_errors_are_at_most_those_of_the_plain_computation(dtype, aut
     assert [g.dtype for g in grads] == [x.dtype for x in inputs]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_temperature_does_not_round_a_narrow_bias(dtype):
+    _, t = problem()
+    h, w, b = torch.zeros(N, 4, dtype=dtype), torch.zeros(V, 4, dtype=dtype), problem(dtype)[0][2]
+    truth, true_grads = run(plain, [x.double() for x in (h, w, b)], t, temperature=0.7)
+    got, grads = run(ours, (h, w, b), t, temperature=0.7)
+    assert all((one - true).abs().max() < 2e-6 for one, true in zip(got, truth, strict=True))
+    assert grads[2].dtype == dtype
+    assert error(grads[2], true_grads[2]) < torch.finfo(dtype).eps / 2  # of the last rounding alone
+
+
 def test_fp16_gradients_stay_accurate_for_small_upstream_gradients():
     (h, w, _), t = problem(torch.float16, n=2048, v=300, spread=0.3)
     leaves, true_leaves = ([x.clone().to(kind).requires_grad_() for x in (h, w)] for kind in (h.dtype, torch.float64))

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops.problem import check_problem, check_range, flat_rows
+from tiewise.boundary.ops.problem import accumulator, check_problem, check_range, flat_rows
 from tiewise.boundary.ops.statistics_operators import token_statistics
 from tiewise.boundary.ops.vocabulary_shard import LOWEST, VocabularyShard, gather_inputs, gather_ranks, logsumexp_minus
 from tiewise.core.backends import LossOptions
@@ -124,8 +124,7 @@ def vocabulary_statistics(
         t = targets.reshape(-1).long()
         if shard is None and not torch.compiler.is_compiling():
             check_range(t, len(weight), options.ignore_index)
-    if bias is not None and temperature != 1.0:
-        bias = bias / temperature
+    bias = bias_at_temperature(bias, temperature)
     if shard is None:
         log_prob, lse, entropies = token_statistics(flat, weight, bias, t, entropy, tempered)
     else:
@@ -149,7 +148,7 @@ def _targets_to_check(features: Any, targets: Tensor | None) -> Tensor:
 
 
 def at_temperature(options: LossOptions, temperature: float) -> LossOptions:
-    """Return the options of logits divided by a temperature; the caller divides the bias.
+    """Return the options of logits divided by a temperature; `bias_at_temperature` divides the bias.
 
         c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
 
@@ -167,6 +166,13 @@ def at_temperature(options: LossOptions, temperature: float) -> LossOptions:
     if options.softcap is not None:
         options = replace(options, softcap=options.softcap / temperature)
     return replace(options, scale=options.scale / temperature)
+
+
+def bias_at_temperature(bias: Tensor | None, temperature: float) -> Tensor | None:
+    """Return a bias [V] divided by a temperature, in fp32 or wider."""
+    if bias is None or temperature == 1.0:
+        return bias
+    return bias.to(accumulator(bias.dtype)) / temperature
 
 
 # over ranks

@@ -49,7 +49,7 @@ from tiewise.boundary.ops.chunk_products import (
 )
 from tiewise.boundary.ops.fast_products import pass_products
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss
-from tiewise.boundary.ops.log_prob import at_temperature
+from tiewise.boundary.ops.log_prob import at_temperature, bias_at_temperature
 from tiewise.boundary.ops.problem import (
     accumulator,
     check_problem,
@@ -132,8 +132,7 @@ def linear_divergence(
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], not {beta}")
     options, theirs = at_temperature(options, temperature), at_temperature(theirs, temperature)
-    if temperature != 1.0:
-        bias, teacher_bias = _divide_bias(bias, temperature), _divide_bias(teacher_bias, temperature)
+    bias, teacher_bias = (bias_at_temperature(one, temperature) for one in (bias, teacher_bias))
     if teacher_bias is not None:
         teacher_bias = teacher_bias.detach()
     teacher = (flat_rows(teacher_features).detach(), teacher_weight.detach(), teacher_bias)
@@ -151,11 +150,6 @@ def _check_sides(features: Tensor, weight: Tensor, teacher_features: Tensor, tea
     if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
         got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
         raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
-
-
-def _divide_bias(bias: Tensor | None, temperature: float) -> Tensor | None:
-    """Return a bias divided by the temperature."""
-    return None if bias is None else bias / temperature
 
 
 def _counting_targets(features: Any, ignore_index: int) -> Tensor:
