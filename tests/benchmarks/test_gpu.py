@@ -219,6 +219,20 @@ def test_wrong_curve_of_one_run_makes_its_check_wrong(check, folder, change, tmp
         assert (outcome.state, outcome.why) == (state, "")
 
 
+def test_wrong_curve_of_one_run_sets_exit_code_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_compare, "train_on_cpu", lambda out, *rest: write_curves(out))
+    for fault, code in ((lambda point: {"tune_nll": 5.0}, 1), (None, 0)):
+
+        def train(out, *rest, fault=fault, **options):
+            write_curves(out, fault if out.name == "compare-one" else None)
+
+        monkeypatch.setattr(gpu_compare, "train_here", train)
+        assert run(tmp_path, "--phases", "compare") == code
+    wrong, mended = (line for line in capsys.readouterr().out.splitlines() if line.startswith("compare: "))
+    assert wrong.startswith("compare: 1 right, 2 wrong")  # `several_at_a_time` compares with the wrong run
+    assert mended.startswith("compare: 3 right, 0 wrong")
+
+
 def test_comparison_without_its_packages_is_not_run(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "psutil" else object())
     outcome = gpu_checks.run_check(
@@ -262,6 +276,30 @@ def test_errors_that_the_sanitizer_reports_make_a_call_wrong(lines, state, why, 
     setup = gpu_checks.Setup("cuda", 40, 61, 8)
     outcome = gpu_checks.run_check(lambda setup: gpu_sanitizer.run_call(setup, "loss"), setup, "loss")
     assert (outcome.state, outcome.why) == (state, why)
+
+
+def test_call_that_fails_sets_exit_code_1(tmp_path, capsys, monkeypatch):
+    """On a CPU no sanitizer counts errors; a call that ends in one is wrong all the same."""
+    commands, run_process = [], subprocess.run
+
+    def replace_call(command, **options):
+        commands.append(command[-2])
+        code = "raise SystemExit('misaligned address')" if commands[-1] == "tied_step" else "print('call finished')"
+        return run_process([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr(gpu_sanitizer.subprocess, "run", replace_call)
+    assert run(tmp_path, "--phases", "sanitizer") == 1
+    assert "sanitizer: 2 right, 1 wrong" in capsys.readouterr().out
+    assert commands == list(gpu_sanitizer.CALLS)
+
+
+def test_error_that_the_sanitizer_counts_sets_exit_code_1(tmp_path, capsys, monkeypatch):
+    make_sanitizer(tmp_path, "echo call finished", "echo '========= ERROR SUMMARY: 1 error'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(gpu_checks.Setup, "on_gpu", property(lambda setup: True))
+    monkeypatch.setattr(gpu_checks, "is_context_dead", lambda setup: False)
+    assert run(tmp_path / "out", "--phases", "sanitizer") == 1
+    assert f"sanitizer: 0 right, {len(gpu_sanitizer.CALLS)} wrong" in capsys.readouterr().out
 
 
 def test_missing_sanitizer_is_named(tmp_path, monkeypatch):
