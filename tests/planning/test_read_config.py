@@ -190,6 +190,22 @@ def test_deepseek_v4_with_both_intermediate_sizes_counts_like_its_class():
         assert read({**sizes, **widths}).total == count_parameters(build_model({**sizes, **widths}))
 
 
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "deepseek_v32"])
+@pytest.mark.parametrize("older", [4, 8, None])
+def test_older_key_of_experts_counts_like_its_class(family, older):
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 40, "moe_intermediate_size": 24}
+    sizes |= {"num_hidden_layers": 3, "num_attention_heads": 4, "first_k_dense_replace": 1}
+    config = {"model_type": family, **sizes, "num_experts": older, "n_routed_experts": 6}
+    assert read(config).total == count_parameters(build_model(config))
+
+
+def test_number_of_dense_layers_beyond_the_layers_costs_no_time():
+    sizes = {"hidden_size": 4096, "num_attention_heads": 96, "num_hidden_layers": 1}
+    for family in ("glm4_moe", "deepseek_v3"):
+        totals = {read({"model_type": family, **sizes, "first_k_dense_replace": n}).total for n in (1, 2**31)}
+        assert len(totals) == 1
+
+
 def test_width_that_the_class_of_bloom_does_not_know_is_ignored():
     config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "intermediate_size": 24}
     assert read(config).total == count_parameters(build_model(config))

@@ -440,7 +440,8 @@ def read_routed_experts(config: Config, shared_bias: bool = False) -> Experts:
     routed, width = config.size("n_routed_experts"), config.size("moe_intermediate_size")
     shared, dense = config.size("n_shared_experts", 0, least=0), config.size("first_k_dense_replace", 0, least=0)
     chosen = config.size("num_experts_per_tok", routed)
-    return Experts(routed, chosen, width, shared * width, shared_bias=shared_bias, dense=range(dense))
+    dense_layers = range(min(dense, config.size("num_hidden_layers")))
+    return Experts(routed, chosen, width, shared * width, shared_bias=shared_bias, dense=dense_layers)
 
 
 @register_reader("deepseek")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import Architecture, Count, Heads, elementwise, linear, norm
@@ -52,20 +53,30 @@ def _latent(config: Config) -> Architecture:
 @register_reader("indexed")
 def _indexed(config: Config) -> Architecture:
     """Read DeepSeek V3.2, a V3 with an indexer in each layer."""
-    return latent_decoder(config, dense_first(config), [True] * config.size("num_hidden_layers"))
+    has_indexer = [True] * config.size("num_hidden_layers")
+    return latent_decoder(config, dense_first(config), has_indexer, rerouted_experts(config))
 
 
-def latent_decoder(config: Config, kinds: Sequence[str], has_indexer: Sequence[bool]) -> Architecture:
+def rerouted_experts(config: Config) -> Experts:
+    """Read experts of a class in which the older key `num_experts` replaces `n_routed_experts`."""
+    experts = read_routed_experts(config)
+    return replace(experts, count=config.size("num_experts", experts.count))
+
+
+def latent_decoder(
+    config: Config, kinds: Sequence[str], has_indexer: Sequence[bool], experts: Experts | None = None
+) -> Architecture:
     """Return a decoder with latent keys and values.
 
     Args:
         config: the model's config.
         kinds: kind of each layer's feed-forward part, dense or sparse.
         has_indexer: which layers have an indexer.
+        experts: its experts; None: those of DeepSeek's usual keys.
     """
     d, latent = config.size("hidden_size"), read_latent_attention(config)
-    experts = experts_part(d, read_routed_experts(config))
-    ffns = {SPARSE: experts, DENSE: ffn(d, config.size("intermediate_size"))}
+    routed = experts_part(d, experts or read_routed_experts(config))
+    ffns = {SPARSE: routed, DENSE: ffn(d, config.size("intermediate_size"))}
     layers = []
     for kind, indexes in zip(kinds, has_indexer, strict=True):
         maps = latent.maps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiewise.planning.architecture import Architecture
 from tiewise.planning.config import Config
 from tiewise.planning.model_families import register_reader
-from tiewise.planning.readers.deepseek import dense_first, latent_decoder
+from tiewise.planning.readers.deepseek import dense_first, latent_decoder, rerouted_experts
 from tiewise.planning.readers.parts import layer_kinds
 
 INDEXER_KINDS = {"F": "full", "S": "shared"}
@@ -14,7 +14,8 @@ INDEXER_KINDS = {"F": "full", "S": "shared"}
 @register_reader("glm_moe_dsa")
 def _glm_moe_dsa(config: Config) -> Architecture:
     """Read GLM-5: a DeepSeek V3.2 in which some layers use the indexer of an earlier one."""
-    return latent_decoder(config, dense_first(config), [kind != "shared" for kind in _indexer_kinds(config)])
+    has_indexer = [kind != "shared" for kind in _indexer_kinds(config)]
+    return latent_decoder(config, dense_first(config), has_indexer, rerouted_experts(config))
 
 
 def _indexer_kinds(config: Config) -> list[str]:
