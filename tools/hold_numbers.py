@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # pages that `make docs` generates, that are sources of other pages, or that describe past versions
-UNCHECKED_PAGES = re.compile(r"performance|reference-\w+|recorded|changes")
+UNCHECKED_PAGES = re.compile(r"claims|performance|reference-\w+|recorded|changes")
 PRODUCTS = r"Python|[Tt]orch|transformers|vLLM|SGLang|PEFT|gguf|mlx-lm|accelerate|Liger|TRL|T5|SQuAD|Apache|Releases"
 NOT_MEASURED = (
     r"^<!-- rows of .*?^<!-- end -->|<!--.*?-->",
