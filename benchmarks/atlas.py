@@ -75,9 +75,13 @@ def _difference(row: dict[str, str]) -> Difference:
     """Return the held-out difference of a row, before Holm's correction."""
     mean, low, high, error = (float(row[name]) for name in ("heldout", "heldout_low", "heldout_high", "error"))
     n = int(row["seeds"])
-    p = two_sided_p(mean / error, n - 1)
+    df = float(row.get("df") or n - 1)  # rows from before intervals over documents have none
+    p = two_sided_p(mean / error, df)
     margin = float(row.get("margin") or Settings.margin)
-    return Difference(row["arm"], "heldout_nll", n, mean, low, high, None, low > 0 or high < 0, p, margin=margin)
+    detected = low > 0 or high < 0
+    return Difference(
+        row["arm"], "heldout_nll", n, mean, low, high, None, detected, p, margin=margin, error=error, df=df
+    )
 
 
 def judge_all() -> None:

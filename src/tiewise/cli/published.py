@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from tiewise.lab.claims.registry import PublishedClaim
 
-COLUMNS = ("claim", "paper", "price", "verdict", "measured", "published")
-WIDE = 120  # columns of a terminal from which the published figures are shown
+COLUMNS = ("claim", "verdict", "measured, or price", "paper", "published")
+NARROW = 3  # first columns, which any terminal shows
+WIDE = 120  # columns of a terminal from which paper and published figure are shown
 
 
 def list_claims(*, as_json: bool) -> None:
@@ -34,11 +35,10 @@ def _claims_view(width: int) -> Group:
     from tiewise.lab.claims.listing import claim_rows, summary
     from tiewise.report.views import rich_table
 
-    count = len(COLUMNS)
-    if width < WIDE:
-        count -= 1
+    count = len(COLUMNS) if width >= WIDE else NARROW
     table = rich_table([row[:count] for row in (COLUMNS, *claim_rows())])
-    table.columns[0].no_wrap = True
+    for column in table.columns[:NARROW]:
+        column.no_wrap = True
     hint = Text("tiewise sweep --claim ID prints the rule of one, and runs it.", "dim")
     return Group(Text(summary(), "bold"), table, hint)
 

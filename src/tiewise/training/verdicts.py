@@ -9,8 +9,8 @@ matters. The margin is in nats per token and is chosen before a run, as a settin
 
 **Verdict and printed interval.** Without the correction, a difference is detected exactly if its 95 % interval excludes
 zero, and equivalent exactly if its 95 % interval lies within ± margin. The correction only withholds verdicts. So a
-better arm has its interval on one side of zero and not within the margin, and an equivalent one has it within the
-margin. An undecided arm has an interval that shows neither, or a p above 0.05 after correction.
+better arm has its interval on one side of zero, and an equivalent one has it within the margin. An undecided arm has an
+interval that shows neither, or a p above 0.05 after correction.
 
 Equivalence takes two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987). He tests each
 at 5 %, which corresponds to a 90 % interval. Here each has 2.5 %, so that the printed 95 % interval decides.

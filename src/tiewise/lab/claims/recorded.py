@@ -43,8 +43,8 @@ class ClaimResult(PrintedResult):
 
     @property
     def outcome_text(self) -> str:
-        """Figure and interval as text, "+0.0123 [+0.0040, +0.0206]"."""
-        return f"{signed(self.outcome)} [{signed(self.low)}, {signed(self.high)}]"
+        """Figure and interval as text, "+0.0123 (+0.0040 to +0.0206)"."""
+        return f"{signed(self.outcome)} ({signed(self.low)} to {signed(self.high)})"
 
     def answer_text(self) -> str:
         """Return the verdict, then the outcome and its source."""
