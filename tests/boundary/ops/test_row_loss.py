@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from benchmarks.gpu_branch import gpu_branch
 from tests.boundary.ops.test_cross_entropy import (
     OPTIONS,
@@ -31,6 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks import gpu_rows, gpu_times
 from tiewise.boundary.ops import cross_entropy, devices, gpu_chunks, row_loss
 from tiewise.boundary.ops.cross_entropy import oracle
+from tiewise.boundary.ops.path_gradient import LookupOptions, tied_lookup
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
@@ -167,6 +169,51 @@ def test_into_sums_parts_of_a_batch_in_fp32(device, passes):
         assert table.grad is None
         assert error(into.cpu() - 1, true) < max(NEAR[kind], 1e-5)  # 1 and a small gradient share one fp32 number
     assert {torch.float32, torch.bfloat16} == set(passes)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_both_paths_of_a_tied_step_share_one_fp32_buffer(softcap, kind, device, passes):
+    """Lookup rows and the head's gradient of two micro-batches are added to a buffer that is not empty."""
+    (_, w, _), t = problem(kind, n=N, v=V)
+    ids, body = t.roll(1).clamp(min=0), torch.linspace(-0.3, 0.3, E * E).view(E, E).to(kind)
+    table = w.to(device).requires_grad_()
+    into, start = torch.linspace(-1, 1, V * E, device=device).view(V, E), torch.linspace(-1, 1, V * E).view(V, E)
+    a, b = (w.detach().double().requires_grad_() for _ in "ab")
+    for part in torch.arange(N).split(-(-N // 2)):
+        rows, after = tied_lookup(table, ids[part].to(device), LookupOptions(into=into))
+        h = torch.tanh(rows @ body.to(device))
+        loss = linear_cross_entropy(h, after, t[part].to(device), into=into, upstream=0.5, softcap=softcap, chunk=5)
+        (loss / 2).backward()
+        logits = torch.tanh(F.embedding(ids[part], a) @ body.double()) @ b.T
+        capped = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        (F.cross_entropy(capped, t[part]) / 2).backward()
+    assert table.grad is None
+    assert error(into.cpu().double() - start, a.grad + b.grad) < max(NEAR[kind], 1e-5)
+    assert set(passes) == {kind}
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_factored_head_has_the_gradients_of_its_logits(kind, device, passes):
+    """The head's map lies between the hidden states [N, 3 E] and a table [V, E] that lookups use too."""
+    (x, w, b), t = problem(kind, n=N, v=V)
+    there, at = on(device, (x, w, b), t)
+    table, bias = (y.requires_grad_() for y in there[1:])
+    a, c, d = (y.detach().double().requires_grad_() for y in (w, w, b))
+    maps = [torch.linspace(-0.3, 0.2, 3 * E * E).to(kind).view(*shape) for shape in ((E, 3 * E), (3 * E, E))]
+    up, down = (y.to(device).requires_grad_() for y in maps)
+    true_up, true_down = (y.detach().double().requires_grad_() for y in maps)
+    ids = t.roll(1).clamp(min=0)
+    rows, after = tied_lookup(table, ids.to(device))
+    loss = linear_cross_entropy(torch.tanh(rows @ up) @ down, after, at, bias, label_smoothing=0.1, chunk=7)
+    loss.backward()
+    logits = F.linear(torch.tanh(F.embedding(ids, a) @ true_up) @ true_down, c, d)
+    truth = F.cross_entropy(logits, t, label_smoothing=0.1)
+    truth.backward()
+    assert error(loss.detach().cpu(), truth.detach()) < (2e-6 if kind == torch.float32 else 1e-2)
+    found = [y.grad.cpu() for y in (table, bias, up, down)]
+    assert_near(found, [a.grad + c.grad, d.grad, true_up.grad, true_down.grad], max(NEAR[kind], 1e-5))
+    assert set(passes) == {kind}
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
