@@ -67,6 +67,18 @@ def with_head_of_half_the_width(checkpoint):
     checkpoint.tensors["lm_head.weight"] = table[:, ::2] + 1
 
 
+def with_packed_ends(*names):
+    """Store a head that differs from the table, and pack these tensors as mlx-lm packs them."""
+
+    def change(checkpoint):
+        table = checkpoint.tensors[checkpoint.inputs[0]]
+        (head,) = checkpoint.heads
+        checkpoint.tensors[head] = table + 1
+        folders.pack_as_mlx(checkpoint, [name for name in (checkpoint.inputs[0], head) if name.split(".")[-2] in names])
+
+    return change
+
+
 def with_table_of_half_the_width(checkpoint):
     """Halve the input table, to a width that the config has for another part."""
     checkpoint.config["head_dim"] = 16
@@ -131,6 +143,10 @@ CASES = {
     "multi-token parts": ("qwen3_next", with_tensor("mtp.layers.0.norm.weight", 4), columns.TIED, ""),
     "half a dropped head": ("llama", with_head_of_half_the_width, columns.DROPPED, ""),
     "half a head that is read": ("helium", with_head_of_half_the_width, columns.ERROR, "lm_head.weight is 16 wide"),
+    "two packed ends": ("llama", with_packed_ends("embed_tokens", "lm_head"), columns.ERROR, "has no lm_head.scales"),
+    "packed head alone": ("llava", with_packed_ends("lm_head"), columns.ERROR, "has no language_model.lm_head.scales"),
+    "plain head next to a packed table": ("llama", with_packed_ends("embed_tokens"), columns.DEPENDS, "same values"),
+    "packed head of a class with a head": ("helium", with_packed_ends("lm_head"), columns.DEPENDS, "same values"),
     "table of another width": ("llama", with_table_of_half_the_width, columns.ERROR, "16 wide"),
     "prefix that it removes": ("laguna", with_prefix("language_model."), columns.DEPENDS, "not those of its class"),
     "no vision layer": ("gemma3", without_vision_layer, columns.TIED, ""),

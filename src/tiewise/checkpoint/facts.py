@@ -77,11 +77,23 @@ class Facts(ClassFacts):
     def packed_twice(self) -> bool:
         """Return whether both ends are stored quantised with the same bytes in every part."""
         table, head = self.roles.input_end, self.roles.output_end
-        if not table.quantised or not head.quantised:
+        if not self._are_both_packed or table.parts.keys() != head.parts.keys():
             return False
-        if not self.scan or table.parts.keys() != head.parts.keys():
-            return False
-        return all(self.are_equal(part, head.parts[name]) for name, part in table.parts.items())
+        return not self.parts_packed_apart
+
+    @cached_property
+    def parts_packed_apart(self) -> tuple[str, ...]:
+        """Return the parts that two quantised ends both have with different bytes, such as "scales"."""
+        if not self._are_both_packed:
+            return ()
+        table, head = self.roles.input_end, self.roles.output_end
+        common = [name for name in table.parts if name in head.parts]
+        return tuple(name for name in common if not self.are_equal(table.parts[name], head.parts[name]))
+
+    @property
+    def _are_both_packed(self) -> bool:
+        """Return whether both ends are stored quantised, and their tensors may be read."""
+        return self.scan and self.roles.input_end.quantised and self.roles.output_end.quantised
 
     @cached_property
     def scaled_up(self) -> float | None:

@@ -35,6 +35,7 @@ _SCALE = re.compile(
 )  # in the name of a tensor by which packed numbers are multiplied
 _WEIGHT_SCALE = re.compile(r"^weight_scale")
 _SCALE_OF = {"qweight": "scales", "weight_packed": "weight_scale"}  # packed part → part with its scales
+_OF_ACTIVATIONS = "input_scale"  # part that is no property of the table
 _MLX_BITS = (2, 3, 4, 5, 6, 8)  # bits of a number that mlx packs
 _NAME = re.compile(r"[\w.]*")  # matches a module's name, and no pattern
 
@@ -58,11 +59,11 @@ def _weight(end: End) -> Stored | None:
 def half_quantised(facts: Facts) -> Observations:
     """A tied model has one table for both ends. If a tool quantises the head and leaves the table plain, the config
     still says tied. Loaders then drop the quantised head, or stop at a parameter for which they have no module. The
-    served model is not the measured one. Packed numbers without their scales, or scales without numbers, belong to no
-    table at all. GPTQ's lm_head says whether the head is quantised, and loaders build the module accordingly.
-    transformers leaves tied modules out of its quantisations.
-    What to do: set tie_word_embeddings to false if only the head is quantised, and the config says so; or quantise
-    again. Without a quantization_config that names the head, a loader would draw it at random.
+    served model is not the measured one. Two packed tables that differ are such a pair, too. Packed numbers without
+    their scales, or scales without numbers, belong to no table at all. GPTQ's lm_head says whether the head is
+    quantised, and loaders build the module accordingly. transformers leaves tied modules out of its quantisations.
+    What to do: set tie_word_embeddings to false if the config says that the head is quantised; or quantise again.
+    Without a quantization_config that names the head, a loader would draw it at random.
     Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
     """
     table, head = facts.roles.input_end, facts.roles.output_end
@@ -71,6 +72,7 @@ def half_quantised(facts: Facts) -> Observations:
         yield from _incomplete(head)
     if facts.claims.tied:
         yield from _packed_next_to_plain(facts)
+        yield from _packed_apart(facts)
     if facts.is_complete and table.parts:
         yield from _wrong_lm_head(facts, head)
 
@@ -88,16 +90,32 @@ def _packed_next_to_plain(facts: Facts) -> Observations:
     where = short(packed.module)
     problem = f"the config says tied, but {where} is quantised and {short(plain.module)} is not"
     problem += f". A loader that ties drops one of the two, or fails. {where} has {names(packed.parts)}"
+    yield _keep_both_packed(facts, packed, where, problem)
+
+
+def _packed_apart(facts: Facts) -> Observations:
+    """Report two quantised tables of a tied pair that differ."""
+    table, head = facts.roles.input_end, facts.roles.output_end
+    apart = [part for part in facts.parts_packed_apart if part != _OF_ACTIVATIONS]
+    if not apart or not _have_all_parts(table, head) or facts.roles.headless:
+        return
+    where = short(head.module)
+    problem = f"the config says tied, but {where} and {short(table.module)} are two packed tables"
+    problem += f". They differ in {names(apart)}. A loader that ties drops one of the two, or fails"
+    yield _keep_both_packed(facts, head, where, problem)
+
+
+def _keep_both_packed(facts: Facts, packed: End, where: str, problem: str) -> Observation:
+    """Return the finding about two tables of a tied pair, whose repair keeps both."""
     again = "to keep one table: quantise again without the head"
     packing_edits = _packing_edits(facts, packed)
     if packing_edits is None:
         remedy = f"set tie_word_embeddings to false, and name {where} as quantised, in config.json by hand"
-        yield where, f"{problem}. The config does not name {where} as quantised", (remedy, again)
-    elif _have_all_parts(table, head) and only_ties_ends(facts):
+        return Observation(where, f"{problem}. The config does not name {where} as quantised", (remedy, again))
+    if _have_all_parts(facts.roles.input_end, facts.roles.output_end) and only_ties_ends(facts):
         fixes = (f"to keep both tables: {facts.command('repair')}", again)
-        yield Observation(where, problem, fixes, safe=True, edits=(*untying_edits(facts), *packing_edits))
-    else:
-        yield where, problem, ("set tie_word_embeddings to false at every level of config.json", again)
+        return Observation(where, problem, fixes, safe=True, edits=(*untying_edits(facts), *packing_edits))
+    return Observation(where, problem, ("set tie_word_embeddings to false at every level of config.json", again))
 
 
 def _packing_edits(facts: Facts, end: End) -> tuple[JsonEdit, ...] | None:

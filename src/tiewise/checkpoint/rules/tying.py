@@ -5,6 +5,8 @@ from __future__ import annotations
 from tiewise.checkpoint.claims import FLAG, Claim, Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import ComparedEnds, Facts
+from tiewise.checkpoint.loaders import predict
+from tiewise.checkpoint.mlx_fit import unknown_tensor
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import (
     Observation,
@@ -301,8 +303,8 @@ def tied_and_stored_twice(facts: Facts) -> Observations:
     llama.cpp keeps both (llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted
     apart; 5.23 ties it. It comes from any save that lost the alias: FSDP, ZeRO consolidation, merges, "clone before
     saving" recipes.
-    A packed head repeats the table's numbers, scales and biases, and loaders that skip the numbers alone stop at the
-    rest (mlxcel#291).
+    A packed head repeats the table's numbers, scales and biases. mlx-lm skips the numbers alone and stops at the rest
+    (mlxcel#291), which is an error.
     What to do: `tiewise repair` drops the head with all its parts. Nothing else changes.
     Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824; mlxcel#291
     """
@@ -349,7 +351,19 @@ def _packed_alike(facts: Facts) -> Observation:
     if quantisation(facts.config).get("lm_head") is True:
         remedy = f"set quantization_config.lm_head to false by hand, then: {facts.command('repair')}"
         return Observation(where, problem, remedy)
-    return Observation(where, problem, facts.command("repair"), safe=True)
+    severity: Severity = "warning"
+    if _mlx_refuses_scales(facts):
+        severity, problem = (
+            "error",
+            f"{problem}. mlx-lm does not load it, as its model has no {short(head.module)}.scales",
+        )
+    return Observation(where, problem, facts.command("repair"), safe=True, severity=severity)
+
+
+def _mlx_refuses_scales(facts: Facts) -> bool:
+    """Return whether mlx-lm stops at the scales of the head."""
+    refusal = unknown_tensor(f"{facts.roles.output_end.module}.scales")
+    return any(outcome.sentence == refusal for outcome in predict(facts))
 
 
 def _not_read(facts: Facts, name: str) -> Observation:
