@@ -60,6 +60,22 @@ def test_quick_grid_keeps_first_and_last_value_of_every_axis():
     assert {(s.seeds, s.steps) for s in made.cells().values()} == {(2, 15), (2, 30)}
 
 
+@pytest.mark.parametrize(
+    ("arm", "steps", "rehearsed"),
+    [
+        ("tied+untie_at=200", 600, "tied+untie_at=10"),
+        ("untied+bias+tie_at=599", 600, "untied+bias+tie_at=29"),
+        ("tied+untie_at=1", 600, "tied+untie_at=1"),
+        ("tied+untie_at=12", 20, "tied+untie_at=18"),
+        ("tied+alpha=200", 600, "tied+alpha=200"),
+    ],
+)
+def test_quick_grid_changes_tying_at_same_fraction_of_training(arm, steps, rehearsed):
+    made = StudyGrid.of(grid({"arms": ["untied", arm], "steps": steps}), "g").quick()
+    assert made.settings["arms"] == ["untied", rehearsed]
+    assert all(settings.steps == 30 for settings in made.cells().values())
+
+
 @pytest.mark.parametrize("name", COMMITTED)
 def test_committed_grids_state_question_and_fit_run_budget(name):
     made = StudyGrid.named(name)

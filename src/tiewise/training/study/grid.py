@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,8 +132,20 @@ class StudyGrid:
         for name, values in few.items():
             if name not in axes:
                 settings[name] = values[-1]
+        if "arms" in settings and "steps" not in axes:
+            steps = self.settings.get("steps", Settings.steps)
+            settings["arms"] = [_rehearsed_arm(arm, steps) for arm in settings["arms"]]
         return StudyGrid(self.asks, settings, axes)
 
     def save(self, folder: Path) -> None:
         """Write `grid.yaml`."""
         write_atomically(folder / GRID, yaml.safe_dump(asdict(self), sort_keys=False))
+
+
+def _rehearsed_arm(arm: str, steps: int) -> str:
+    """Return the arm with its change of tying at the same fraction of a rehearsal's steps.
+
+    >>> _rehearsed_arm("tied+untie_at=200", steps=600)
+    'tied+untie_at=10'
+    """
+    return re.sub(r"(?<=tie_at=)\d+", lambda written: str(max(1, int(written.group()) * QUICK_STEPS // steps)), arm)
