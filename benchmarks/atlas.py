@@ -1,7 +1,8 @@
 """Put finished studies into the atlas: `python -m benchmarks.atlas runs/gain-by-text runs/rank …`.
 
 `src/tiewise/planning/data/atlas.csv` receives every row of each study's `sweep.csv`, with the study's name and with the
-settings that give its distance from another model. The file's earlier rows of these studies are replaced.
+settings that give its distance from another model. The file's earlier rows of these studies are replaced. The curves
+of a study's runs are written to `benchmarks/results/curves/` (`study_curves`).
 
 `python -m benchmarks.atlas --judge` reads no study. It repeats the verdicts of all rows by the present rule
 (`training.verdicts`) and margin.
@@ -14,6 +15,7 @@ import re
 import sys
 from pathlib import Path
 
+from benchmarks import study_curves
 from tiewise.core.estimates import two_sided_p
 from tiewise.planning import catalogue
 from tiewise.training.results import Difference
@@ -100,6 +102,8 @@ def main(folders: list[Path]) -> None:
         row for folder in folders for row in read_rows(folder)
     ]
     _write(table)
+    for folder in folders:
+        study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{folder.name}.jsonl")
 
 
 def _write(table: list[dict[str, str]]) -> None:
