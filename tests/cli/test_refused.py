@@ -113,7 +113,7 @@ FOLDERS = {
 SWEEP = {
     "": "no grid is named; name a YAML file, or quick",
     "quik": "no grid 'quik'; did you mean quick? name a YAML file, or one of",
-    "nowhere.yaml": "no grid 'nowhere.yaml'; name a YAML file, or one of causes, gain-by-text",
+    "nowhere.yaml": "no grid 'nowhere.yaml'; name a YAML file, or one of causes, ",
     "--resume --out=none": "none holds no study to resume; leave --resume out, and name a grid",
     "grid.yaml --resume": "runs/sweep holds no study to resume; leave --resume out",
     "grid.yaml --resume --overwrite": "--resume takes its grid from the study; give only --out runs/sweep --resume",

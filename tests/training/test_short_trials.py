@@ -111,7 +111,7 @@ class FakeMachine:
     def elapsed(self):
         return self.now
 
-    def measure(self, installed, tokens, length, counts, blocks):
+    def measure(self, installed, tokens, length, counts, blocks, units):
         measured = min(len(tokens), blocks * length)
         self.now += measured * TOKEN
         return MeasuredSplit(5.0, measured, [])
