@@ -9,6 +9,8 @@ from tiewise.checkpoint import built_class, built_class_child, class_load
 def reply_here(question):
     """Answer a question as the child process does, without its limits and its cache."""
     answer = built_class_child.answer(asdict(question))
+    if "stopped" in answer:
+        return built_class.NotBuilt(answer["stopped"], is_stopped=True)
     return built_class.refusal_in(answer) or answer
 
 

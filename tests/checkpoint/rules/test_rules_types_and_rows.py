@@ -184,6 +184,11 @@ FIRES = [
     ("B033", "error", "vocab_size", True, {"config": {"vocab_size": V - 1}},
      f"vocab_size is {V - 1}", f"has {V} rows"),
     ("B033", "error", "text_config.vocab_size", True, llava(vocab_size=V - 1)),
+    *(("B033", "error", "vocab_size", True, {"config": {"vocab_size": wrong}},
+       f"vocab_size is {shown}, which is no number of rows. model.embed_tokens.weight has {V} rows")
+      for wrong, shown in ((str(V), f'"{V}"'), (float(V), f"{V}.0"), (0, "0"), (-V, f"-{V}"), (True, "true"),
+                           ([V], f"[{V}]"), (2**63, "9223372036854775808"))),
+    ("B033", "error", "text_config.vocab_size", True, llava(vocab_size=str(V))),
     ("B033", "error", "vocab_size", True, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
     # a resize that changed one config level; older releases read the root level (transformers#40130)
     ("B033", "error", "text_config.vocab_size", True, composite(V, V + 8), f"is {V + 8}, and", f"has {V} rows"),
@@ -298,6 +303,8 @@ SILENT = [
     ("B031", tokens(V, *NEW, config={"additional_vocab_size": 2})),  # an extra table
     *(("B031", {"tokenizer": record}) for record in NO_TOKENIZERS),
     ("B033", llava()),
+    ("B033", {"config": {"vocab_size": None}}),
+    ("B033", {"config": {"vocab_size": V, "vision_config": {"vocab_size": "many"}}}),
     ("B033", {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 8}}),
     ("B033", {"config": {"vocab_size": V - 1, "decoder_vocab_size": V}}),
     *(("B033 B034", composite(*sizes)) for sizes in ((None, V), (V, V), (V - 1, V))),

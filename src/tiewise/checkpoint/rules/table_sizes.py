@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection
 
-from tiewise.checkpoint.claims import SPEC, Claim, first_count, positive_int, usual_names
+from tiewise.checkpoint.claims import SPEC, TEXT_PARTS, Claim, first_count, positive_int, usual_names
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
@@ -195,7 +196,8 @@ def _lost_extra_rows(facts: Facts) -> Observations:
 def vocab_size(facts: Facts) -> Observations:
     """Loaders give both tables the number of rows that vocab_size says. If the files have other shapes, vLLM and
     llama.cpp stop. transformers stops too, or with ignore_mismatched_sizes draws the table at random. The cause is a
-    resize in one tool and a config from another, or a change of one level of a nested config. Classes read the text
+    resize in one tool and a config from another, or a change of one level of a nested config. A size must be a positive
+    whole number: transformers 5 stops at "32000" and 32000.0. Classes read the text
     level; a larger number at the root is a warning, because older releases and other tools read that one
     (transformers#40130). The rule respects sizes of other vocabularies in the config (decoder_vocab_size, per-layer
     tables), and paddings that the config declares.
@@ -203,7 +205,10 @@ def vocab_size(facts: Facts) -> Observations:
     Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
     table, rows = facts.lookup_table, facts.text.vocab_size
-    if table is None or rows is None:
+    if table is None:
+        return
+    if rows is None:
+        yield from _malformed_vocab_sizes(facts, table)
         return
     key = dotted(facts.text.level, "vocab_size")
     declared = {rows, _padded_rows(facts, rows), *facts.text_vocabularies}
@@ -217,6 +222,22 @@ def vocab_size(facts: Facts) -> Observations:
             problem = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, as {short(table.name)} has"
             problem += ". Tools that read the first number fail"
             yield Observation(outer, problem, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+
+
+def _malformed_vocab_sizes(facts: Facts, table: Stored) -> Observations:
+    """Report a `vocab_size` of the text level that is no positive whole number.
+
+    Examples are "32000", 32000.0 and 0. Null is left to the class, since some have no size by default.
+    """
+    for level, values in facts.levels.items():
+        written = values.get("vocab_size")
+        is_of_text = not level or level.rpartition(".")[2] in TEXT_PARTS
+        if is_of_text and written is not None and positive_int(written) is None:
+            key = dotted(level, "vocab_size")
+            problem = f"{key} is {short(json.dumps(written))}, which is no number of rows"
+            problem += f". {short(table.name)} has {table.rows:,} rows"
+            edit = JsonEdit(CONFIG, key, table.rows)
+            yield Observation(key, problem, facts.command("repair"), safe=True, edits=(edit,))
 
 
 def _wrong_vocab_size(facts: Facts, key: str, problem: str, rows: int) -> Observation:
