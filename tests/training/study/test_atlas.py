@@ -11,7 +11,7 @@ import torch
 from tests.training.study.planted_study import planted
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import atlas, atlas_paths, atlas_predictors
+from benchmarks import atlas, atlas_paths, atlas_predictors, study_curves
 from tiewise.inspection.running.loaded import open_model
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.study.study import command_for, flat_settings
@@ -94,6 +94,7 @@ def test_atlas_rows_give_sign_only_for_significant_differences():
 
 def test_gathered_rows_replace_only_rows_of_same_study(tmp_path, monkeypatch):
     monkeypatch.setattr(atlas, "ATLAS", tmp_path / "atlas.csv")
+    monkeypatch.setattr(study_curves, "CURVES", tmp_path / "curves")
     for name, noise in (("a", 0.002), ("b", 0.002), ("a", 0.004)):
         made = planted(tmp_path / name, axes={"width": [32, 64], "tokenizer": ["bpe:512"]}, noise=noise)
         made.folder.mkdir(exist_ok=True)

@@ -1,0 +1,180 @@
+"""Learning rate of tables over widths: `python -m benchmarks.table_rate FOLDER`.
+
+Study 19. Which rule for the learning rate of a table transfers from width 64 to 128 and 256? Tables and head have a
+multiple of the rate of all other parameters, which is the default one at every width. The runs are widths × tied and
+untied × AdamW and Muon for the hidden matrices × seven multiples × three seeds: 252 runs, about two hours of one
+core. It is not run yet; a second call continues.
+
+Fixed before any run: a rule multiplies the rate by (D / 64)^p, where the best multiple at width 64 is given. It
+transfers if the held-out loss, a mean over seeds at the best steps, exceeds the lowest one of each larger width by at
+most 5 %. Between two multiples the loss is interpolated along the logarithm. Beyond the measured multiples a rule has
+no result. Muon takes steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result
+is printed and written to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+import tiewise
+from benchmarks import study_curves
+from tiewise.boundary.installation import Installed
+from tiewise.training.compare import Display, finish, start
+from tiewise.training.data.corpus import Blocks
+from tiewise.training.kinds.decoder import KIND
+from tiewise.training.results import Comparison
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer
+
+WIDTHS = (64, 128, 256)
+OPTIMIZERS = ("adamw", "muon")  # of the hidden matrices; all other parameters have AdamW
+MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SETTINGS = Settings(
+    arms=("untied", "tied"), seeds=3, steps=300, layers=2, tokenizer="bpe:2048", measured=65_536, train_tokens=400_000
+)
+RULES = {"constant": 0.0, "1/√D": -0.5, "1/D": -1.0, "√D": 0.5}  # exponent of the width
+TOLERANCE = 0.05  # of the lowest loss
+CSV_FILE = Path(__file__).parent / "results" / "table_rate.csv"
+NAME = "table-rate"
+Losses = dict[int, dict[float, float]]  # width → multiple → held-out loss
+
+
+class JoinedOptimizer(Optimizer):
+    """Several optimizers with one state and one list of groups, as a Trainer needs."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Give each part its groups and the common state."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = list(islice(groups, len(part.param_groups)))
+            part.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, whose groups and tensors are new objects."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step with each part."""
+        for part in self.parts:
+            part.step(closure)
+
+
+def make_optimizer(model: nn.Module, optimizer: str, rate: float, multiple: float, decay: float) -> Optimizer:
+    """Return the optimizer of a model whose tables and head have a multiple of the rate."""
+    tables, head, hidden, vectors = tiewise.param_groups(model)
+    table_groups = [group | {"lr": rate * multiple} for group in (tables, head) if group["params"]]
+    common = {"lr": rate, "betas": (0.9, 0.98), "weight_decay": decay}
+    vectors["weight_decay"] = 0.0
+    if optimizer == "adamw":
+        return AdamW([*table_groups, hidden, vectors], **common)
+    muon = Muon(hidden["params"], lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return JoinedOptimizer([muon, AdamW([*table_groups, vectors], **common)])
+
+
+def make_trainer(optimizer: str, multiple: float, job: Job, installed: Installed) -> TiewiseTrainer:
+    """Return the Trainer of a decoder with this optimizer."""
+    s = job.settings
+    made = make_optimizer(installed.model, optimizer, s.learning_rate, multiple, s.weight_decay)
+    rows = Blocks(job.text.split("train"), s.length)
+    return TiewiseTrainer(installed, optimizers=(made, None), **KIND.trainer_parts(job, installed, rows))
+
+
+def train(
+    folder: Path, settings: Settings, widths: Sequence[int], multiples: Sequence[float]
+) -> dict[tuple[str, str], Losses]:
+    """Train the comparisons that the folder lacks, and return losses by optimizer and arm."""
+    by_model: dict[tuple[str, str], Losses] = {}
+    for optimizer, width, multiple in itertools.product(OPTIMIZERS, widths, multiples):
+        out = folder / f"optimizer={optimizer}-width={width}-multiple={multiple:g}"
+        with patch.object(KIND, "trainer", partial(make_trainer, optimizer, multiple)):
+            if not out.exists():
+                start(replace(settings, width=width), out, "benchmarks.table_rate", Display.on_stderr())
+            comparison = finish(out, Display.on_stderr())
+        for arm in comparison.arms:
+            losses = by_model.setdefault((optimizer, arm), {})
+            losses.setdefault(width, {})[multiple] = _loss(comparison, arm)
+    return by_model
+
+
+def _loss(comparison: Comparison, arm: str) -> float:
+    """Return an arm's held-out loss, a mean over seeds."""
+    return fmean(run.heldout_nll for run in comparison.of(arm))
+
+
+def excess_of_rules(losses: Mapping[int, Mapping[float, float]]) -> dict[str, float]:
+    """Return by rule the largest excess over the lowest loss of a larger width, as a fraction of that loss.
+
+    The rule starts from the best multiple of the smallest width. nan: it leaves the measured multiples.
+    """
+    least = min(losses)
+    best = min(losses[least], key=lambda multiple: losses[least][multiple])
+    excess = {}
+    for rule, exponent in RULES.items():
+        over = [
+            _interpolated(of_width, best * (width / least) ** exponent) / min(of_width.values()) - 1
+            for width, of_width in losses.items()
+            if width > least
+        ]
+        excess[rule] = float(np.max(over))
+    return excess
+
+
+def _interpolated(losses: Mapping[float, float], multiple: float) -> float:
+    """Return the loss at a multiple, linear in its logarithm between measured ones; nan beyond them."""
+    measured = sorted(losses)
+    logs = [math.log(one) for one in measured]
+    values = [losses[one] for one in measured]
+    at = round(math.log(multiple), 12)
+    return float(np.interp(at, np.round(logs, 12), values, left=math.nan, right=math.nan))
+
+
+def transfers(excess: float) -> bool:
+    """Return whether a rule transfers; one without a result does not."""
+    return excess <= TOLERANCE
+
+
+def main(
+    folder: Path,
+    settings: Settings = SETTINGS,
+    widths: Sequence[int] = WIDTHS,
+    multiples: Sequence[float] = MULTIPLES,
+) -> None:
+    """Train in the folder, and write losses and curves; print the rules."""
+    by_model = train(folder, settings, widths, multiples)
+    with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["optimizer", "arm", "width", "multiple", "heldout_nll"])
+        for (optimizer, arm), losses in by_model.items():
+            for width, of_width in losses.items():
+                writer.writerows([optimizer, arm, width, m, f"{loss:.5f}"] for m, loss in of_width.items())
+    for (optimizer, arm), losses in by_model.items():
+        for rule, excess in excess_of_rules(losses).items():
+            print(f"{optimizer}, {arm}, {rule}: {100 * excess:.2f} % over the lowest, transfers: {transfers(excess)}")
+    study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
