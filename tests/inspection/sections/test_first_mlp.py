@@ -6,7 +6,14 @@ import torch
 from scipy.special import log_softmax
 from tests.inspection.running.one_layer_models import SETTINGS, SIZES, E, V, one_layer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.errors import CheckpointError, DataError, InstallError
@@ -176,3 +183,14 @@ def test_first_mlp_of_refuses_foreign_texts_and_models_without_a_head(neox, tmp_
     one_layer("llama").model.save_pretrained(tmp_path)
     with pytest.raises((CheckpointError, InstallError), match=r"head|body"):
         first_mlp_of(open_model(tmp_path))
+
+
+def test_first_block_of_a_composite_is_that_of_its_text_model():
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**sizes, image_size=8, patch_size=4)
+    model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=LlamaConfig(**sizes)))
+    layer = model.model.language_model.layers[0]
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        expected = x + layer.mlp(layer.post_attention_layernorm(x))
+    torch.testing.assert_close(first_block(model)(x), expected)

@@ -240,6 +240,14 @@ class FirstBlock:
         return x + (y * self.scale)[0]
 
 
+def _layers(body: Any, path: str) -> Any:
+    """Return the list of layers at a dotted path in a body; None without one."""
+    layers = body
+    for name in path.split("."):
+        layers = getattr(layers, name, None)
+    return layers
+
+
 def first_block(model: Any) -> FirstBlock:
     """Find the feed-forward block of a model's first layer.
 
@@ -260,9 +268,9 @@ def first_block(model: Any) -> FirstBlock:
         raise InstallError(f"{record.unknown_message}: its record would name the first MLP", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
         raise InstallError(f"this {model_type} model normalises the stream behind its first MLP", fix)
-    layers = model.base_model
-    for name in names.layers.split("."):
-        layers = getattr(layers, name, None)
+    layers = _layers(model.base_model, names.layers)
+    if not layers and hasattr(model, "get_decoder"):  # the text model of a composite such as LLaVA
+        layers = _layers(model.get_decoder(), names.layers)
     if not layers:
         raise InstallError(f"this {model_type} model has no layers", fix)
     return _block_of(layers[0], names)
