@@ -28,6 +28,7 @@ from benchmarks.gpu_checks import Setup
 from benchmarks.gpu_record import PhaseResult, describe_card, read_record, write_record
 from benchmarks.measure import Candidate, alternate, median_ratio, time_call
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.core.errors import UnsupportedError
 
 SHAPES = ((8192, 32_000, 2048), (16_384, 50_304, 768), (8192, 128_256, 4096))
 PRODUCTS = "three products"
@@ -214,22 +215,33 @@ def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
             print(format_measurement(measurement), flush=True)
             if setup.on_gpu:
                 torch.cuda.empty_cache()
-        wrong = find_wrong_rows(measurement)
-        result.right += len(measurement["rows"]) - len(wrong)
-        result.wrong += wrong
+        inexact = find_inexact_rows(measurement)
+        result.right += len(measurement["rows"]) - len(inexact)
+        result.wrong += inexact + find_failed_rows(measurement)
     return result
 
 
-def find_wrong_rows(measurement: dict[str, Any]) -> list[str]:
+def find_inexact_rows(measurement: dict[str, Any]) -> list[str]:
     """Return our rows whose table gradient has more than twice the error of the plain computation."""
     errors = {row["name"]: row["error"] for row in measurement["rows"]}
     limit = 2 * errors["plain"]
     if measurement["dtype"] == "float32":
         limit += FP32_SLACK
-    case = f"{measurement['dtype']} {' x '.join(map(str, measurement['shape']))}"
     ours = [name for name in errors if name.startswith("tiewise")]
-    wrong = [name for name in ours if not errors[name] <= limit]
-    return [f"{case}, {name}: error {errors[name]:.1e}, limit {limit:.1e}" for name in wrong]
+    inexact = [name for name in ours if not errors[name] <= limit]
+    return [f"{_case_name(measurement)}, {name}: error {errors[name]:.1e}, limit {limit:.1e}" for name in inexact]
+
+
+def find_failed_rows(measurement: dict[str, Any]) -> list[str]:
+    """Return our rows that raised an error other than a refusal with its reason (`UnsupportedError`)."""
+    reasons = {name: reason for name, reason in measurement["not_run"].items() if name.startswith("tiewise")}
+    failed = [name for name in reasons if not reasons[name].startswith(UnsupportedError.__name__)]
+    return [f"{_case_name(measurement)}, {name}: {reasons[name]}" for name in failed]
+
+
+def _case_name(measurement: dict[str, Any]) -> str:
+    """Return type and shape of a measurement as text."""
+    return f"{measurement['dtype']} {' x '.join(map(str, measurement['shape']))}"
 
 
 def format_measurement(measurement: dict[str, Any]) -> str:

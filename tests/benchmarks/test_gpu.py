@@ -111,6 +111,19 @@ def test_times_of_a_wrong_loss_set_exit_code_1(tmp_path, capsys, monkeypatch):
     assert "wrong: float32 40 x 61 x 8, tiewise: error 5.0e-02" in capsys.readouterr().out
 
 
+def test_times_of_a_failing_loss_set_exit_code_1(tmp_path, capsys, monkeypatch):
+    right = gpu_times.linear_cross_entropy
+
+    def failing(*given, **options):
+        if options.get("backend") == "chunked":
+            raise RuntimeError("misaligned address")
+        return right(*given, **options)
+
+    monkeypatch.setattr(gpu_times, "linear_cross_entropy", failing)
+    assert run(tmp_path, "--phases", "times") == 1
+    assert "tiewise, chunked: RuntimeError: misaligned address" in capsys.readouterr().out
+
+
 def test_part_that_raises_sets_exit_code_1(tmp_path, capsys, monkeypatch):
     def fail():
         raise RuntimeError("misaligned address")

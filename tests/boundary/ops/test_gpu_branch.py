@@ -106,7 +106,7 @@ def test_losses_stay_within_the_chunk_memory_budget(name, branch, dtype, monkeyp
     else:
         held = peak_bytes(step)
     vectors = 40 * n * 4  # of tokens: losses, targets, coefficients
-    assert 0.4 * 4 * BUDGET < held < 1.12 * 4 * BUDGET + vectors
+    assert 0.4 * 4 * BUDGET < held < min(1.12 * 4 * BUDGET + vectors, 1.3 * 4 * BUDGET)
 
 
 def test_chunk_budgets_match_the_docs():
