@@ -134,7 +134,7 @@ OF_MODULES = [  # config, and the modules of its class by their place
     (
         {"model_type": "blip", "architectures": ["BlipForConditionalGeneration"], "vision_config": VISION}
         | {"text_config": {**BERT_SIZES, "encoder_hidden_size": 32}},
-        {"positions": r"bert\.embeddings\.position", "towers": r"vision_model|\.cls\."},
+        {"positions": r"bert\.embeddings\.position", "towers": r"vision_model"},
     ),
     (
         {"model_type": "moshi", "architectures": ["MoshiForCausalLM"], **BERT_SIZES, "ffn_dim": 24},

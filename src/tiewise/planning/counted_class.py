@@ -121,17 +121,26 @@ def _is_of_tower(name: str, text: str, body: str) -> bool:
 def _text_prefix(model: Any, table: Any) -> str:
     """Return the prefix of the language model in a composite.
 
-    The language model is the smallest part with the table and with layers. The prefix is "" for any other model.
+    The language model is the smallest part with the table and with layers, or the largest part around it with the same
+    config. The prefix is "" for any other model.
     """
-    if model.config.get_text_config() is model.config:
+    text_config = model.config.get_text_config()
+    if text_config is model.config:
         return ""
     for name, module in model.named_modules():
         if module is table:
-            parent = name.rpartition(".")[0]
-            while parent and not _has_layers(model.get_submodule(parent)):
-                parent = parent.rpartition(".")[0]
-            return f"{parent}.".removeprefix(".")
+            part = _outer(name)
+            while part and not _has_layers(model.get_submodule(part)):
+                part = _outer(part)
+            while _outer(part) and getattr(model.get_submodule(_outer(part)), "config", None) is text_config:
+                part = _outer(part)
+            return f"{part}.".removeprefix(".")
     return ""
+
+
+def _outer(name: str) -> str:
+    """Return the name of the module that holds a module; "" for the model."""
+    return name.rpartition(".")[0]
 
 
 def _has_layers(module: Any) -> bool:
