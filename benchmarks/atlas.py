@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import study_curves
+from benchmarks.tables import write_table
 from tiewise.core.estimates import two_sided_p
 from tiewise.planning import catalogue
 from tiewise.training.results import Difference
@@ -108,11 +109,7 @@ def main(folders: list[Path]) -> None:
 
 def _write(table: list[dict[str, str]]) -> None:
     """Write the atlas."""
-    columns = list(dict.fromkeys(name for row in table for name in row))
-    with ATLAS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n", restval="")
-        writer.writeheader()
-        writer.writerows(table)
+    write_table(ATLAS, table)
     print(f"{ATLAS}: {len(table)} rows of {len({row['study'] for row in table})} studies")
 
 

@@ -11,13 +11,13 @@ choice of the step never reads the held-out text.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tiewise.training.compare import Display, finish, start
+from benchmarks.study_runs import train_comparison
+from benchmarks.tables import write_table
 from tiewise.training.folder import METRICS, read_lines
 from tiewise.training.kinds.decoder import KIND, measure
 from tiewise.training.step_names import LAST
@@ -51,9 +51,7 @@ def train_curves(folder: Path) -> list[Row]:
     cells = StudyGrid.named(STUDY).cells()
     for tokens in TOKENS:
         out = folder / f"train_tokens={tokens}"
-        if not out.exists():
-            start(replace(cells[out.name], select=LAST), out, "benchmarks.atlas_curves", Display.on_stderr())
-        comparison = finish(out, Display.on_stderr())
+        comparison = train_comparison(replace(cells[out.name], select=LAST), out, "benchmarks.atlas_curves")
         for run in comparison.runs:
             run_columns = {"study": STUDY, "train_tokens": str(tokens), "arm": run.arm, "seed": str(run.seed)}
             for line in read_lines(out / run.arm / f"seed-{run.seed}" / METRICS):
@@ -68,10 +66,7 @@ def main(folders: Sequence[Path]) -> None:
     """Train in each folder and write the curves."""
     for folder in folders:
         rows = train_curves(folder)
-        with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(CSV_FILE, rows)
 
 
 if __name__ == "__main__":

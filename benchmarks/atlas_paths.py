@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.tables import write_table
 from tiewise.core.estimates import mean_interval
 from tiewise.core.measurement import NATS, Quantity
 from tiewise.inspection.running.loaded import Opened, open_model
@@ -114,10 +115,7 @@ def main(studies: list[Path]) -> None:
     for cell in sorted(path.parent for study in studies for path in study.glob(f"*/{RESULTS}")):
         if (cell.parent.name, cell.name) not in measured:
             rows += measure_cell(cell)
-            with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            write_table(CSV_FILE, rows)
     print(render_table(rows, ABLATION_COLUMNS), render_table(rows, list(FIRST_MLP_COLUMNS)), sep="\n\n")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 
 import tiewise
+from benchmarks.tables import write_table
 from tiewise.core.estimates import holm_adjusted
 from tiewise.inspection.tables.bigram_counts import irreversibility
 from tiewise.training.data.corpus import load_prepared
@@ -95,10 +96,7 @@ def main(studies: list[Path]) -> None:
     for cell in sorted(path.parent for study in studies for path in study.glob(f"*/{RESULTS}")):
         if (cell.parent.name, cell.name) not in measured:
             rows.append({name: str(item) for name, item in measure_cell(cell).items()})
-            with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            write_table(CSV_FILE, rows)
             print(rows[-1], file=sys.stderr)
     print(score_predictors(rows))
 

@@ -14,7 +14,6 @@ It is not run yet. The table is printed and written to `benchmarks/results/early
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,9 +26,10 @@ from transformers import TrainerCallback
 
 import tiewise
 from benchmarks import study_curves
+from benchmarks.study_runs import train_comparison
+from benchmarks.tables import write_table
 from tiewise.boundary.installation import Installed
 from tiewise.core.measurement import Measurement
-from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import seed_folder
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.results import Comparison, Difference, correct_by_holm, paired
@@ -74,9 +74,7 @@ def train(folder: Path, settings: Settings) -> dict[str, Comparison]:
     for cell, fraction in CELLS.items():
         out = folder / cell
         with patch.object(KIND, "trainer", partial(make_trainer, fraction, KIND.trainer)):
-            if not out.exists():
-                start(settings, out, "benchmarks.early_alpha", Display.on_stderr())
-            comparisons[cell] = finish(out, Display.on_stderr())
+            comparisons[cell] = train_comparison(settings, out, "benchmarks.early_alpha")
     return comparisons
 
 
@@ -135,10 +133,7 @@ def main(folder: Path, settings: Settings = SETTINGS, lens_steps: int = LENS_STE
         rows.append({"cell": cell, "arm": d.arm, "metric": d.metric} | _numbers(d.mean, d.low, d.high, d.p))
     for cell, comparison in comparisons.items():
         rows += resemblances(cell, comparison)
-    with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(CSV_FILE, rows)
     print(CSV_FILE.read_text(encoding="utf-8"))
     study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
 

@@ -27,6 +27,7 @@ import csv
 import sys
 from pathlib import Path
 
+from benchmarks.tables import write_table
 from tiewise.boundary.hf import load
 from tiewise.boundary.installation import installed
 from tiewise.training.compare import all_runs, make_jobs, open_run
@@ -72,10 +73,7 @@ def main(runs: Path) -> None:
     replaced = {(row["init"], row["steps"]) for row in rows}
     with CSV_FILE.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["init"], row["steps"]) not in replaced] + rows
-    with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(CSV_FILE, rows)
 
 
 if __name__ == "__main__":

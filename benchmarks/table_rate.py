@@ -34,8 +34,8 @@ from torch.optim import AdamW, Muon, Optimizer
 
 import tiewise
 from benchmarks import study_curves
+from benchmarks.study_runs import train_comparison
 from tiewise.boundary.installation import Installed
-from tiewise.training.compare import Display, finish, start
 from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.results import Comparison
@@ -109,9 +109,7 @@ def train(
     for optimizer, width, multiple in itertools.product(OPTIMIZERS, widths, multiples):
         out = folder / f"optimizer={optimizer}-width={width}-multiple={multiple:g}"
         with patch.object(KIND, "trainer", partial(make_trainer, optimizer, multiple)):
-            if not out.exists():
-                start(replace(settings, width=width), out, "benchmarks.table_rate", Display.on_stderr())
-            comparison = finish(out, Display.on_stderr())
+            comparison = train_comparison(replace(settings, width=width), out, "benchmarks.table_rate")
         for arm in comparison.arms:
             losses = by_model.setdefault((optimizer, arm), {})
             losses.setdefault(width, {})[multiple] = _loss(comparison, arm)

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 import tiewise.models  # noqa: F401  (registers the ALBERT class for `load`)
+from benchmarks.tables import write_table
 from tiewise.boundary.hf import load
 from tiewise.training.compare import make_jobs, open_run, with_seed
 from tiewise.training.data.corpus import load_prepared
@@ -175,10 +176,7 @@ def main(cells: list[Path]) -> None:
             }
             if tuple(key.values()) not in measured:
                 rows.append({**key, "accuracy": f"{measure_accuracy(with_seed(job, seed, ''), task, start):.3f}"})
-                with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                    writer.writeheader()
-                    writer.writerows(rows)
+                write_table(CSV_FILE, rows)
                 print(*rows[-1].values(), file=sys.stderr)
 
 

@@ -12,7 +12,6 @@ about two hours of one core; a second call continues. It is not run yet. The tab
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import study_curves
-from tiewise.training.compare import Display, finish, start
+from benchmarks.study_runs import train_comparison
+from benchmarks.tables import write_table
 from tiewise.training.kinds.decoder import make_config
 from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 from tiewise.training.settings import Settings
@@ -57,13 +57,9 @@ def cells(settings: Settings, vocabularies: Sequence[int]) -> dict[str, Settings
 
 def train(folder: Path, by_name: dict[str, Settings]) -> dict[str, Comparison]:
     """Train the comparisons that the folder lacks, and return all of them."""
-    comparisons = {}
-    for name, settings in by_name.items():
-        out = folder / name
-        if not out.exists():
-            start(settings, out, "benchmarks.vocabulary", Display.on_stderr())
-        comparisons[name] = finish(out, Display.on_stderr())
-    return comparisons
+    return {
+        name: train_comparison(settings, folder / name, "benchmarks.vocabulary") for name, settings in by_name.items()
+    }
 
 
 def table(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
@@ -87,10 +83,7 @@ def _row(comparison: Comparison, d: Difference) -> dict[str, str]:
 def main(folder: Path, settings: Settings = SETTINGS, vocabularies: Sequence[int] = VOCABULARIES) -> None:
     """Train in the folder, and write table and curves."""
     rows = table(list(train(folder, cells(settings, vocabularies)).values()))
-    with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(CSV_FILE, rows)
     print(CSV_FILE.read_text(encoding="utf-8"))
     study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
 
