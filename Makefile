@@ -37,6 +37,7 @@ check: $(STAMP)
 	$(BIN)/python tools/make_reference.py --hold
 	$(BIN)/python tools/make_schemas.py --hold
 	$(BIN)/python tools/make_stubs.py --hold
+	$(BIN)/python tools/make_claims.py --hold
 	$(BIN)/python tools/code_density.py --check
 	$(BIN)/python tools/check_commits.py
 

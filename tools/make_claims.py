@@ -75,6 +75,7 @@ def add_results(files: list[str]) -> None:
         result = from_record(ClaimResult, json.loads(Path(file).read_text(encoding="utf-8")), file)
         results[result.claim] = result
     save_results(results, Path(tiewise.__file__).parent / RECORDED)
+    recorded_results.cache_clear()
 
 
 def main(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tiewise.boundary.free_rows import FreeRows
+from tiewise.boundary.free_rows import free_rows_of
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.label_accounting import correct_accounting
 from tiewise.boundary.link import Link, attach
@@ -31,9 +31,10 @@ def _account(model: Any) -> None:
     SpecError: the ids of its free rows are wrong.
     """
     link: Link | None = link_of(model)
-    free: FreeRows | None = getattr(model.get_output_embeddings(), "free", None)
+    head = model.get_output_embeddings()
+    free = free_rows_of(head)
     if free is not None:
-        free.check_ids(len(model.get_output_embeddings().weight))
+        free.check_ids(len(head.weight))
     try:
         if link is not None:
             correct_accounting(model, link)

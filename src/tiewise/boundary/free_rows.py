@@ -19,12 +19,18 @@ from torch import Tensor, nn
 from tiewise.core.errors import SpecError
 
 
+def free_rows_of(head: Any) -> FreeRows | None:
+    """Return the free rows of a head; None without any."""
+    free: FreeRows | None = getattr(head, "free", None)
+    return free
+
+
 def output_table(head: Any) -> Tensor:
     """Return the rows [V, E] by which a head multiplies.
 
     They are its weight, with its free rows if it has some.
     """
-    free: FreeRows | None = getattr(head, "free", None)
+    free = free_rows_of(head)
     if free is None:
         weight: Tensor = head.weight
         return weight

@@ -29,7 +29,7 @@ from torch.nn.modules import module as torch_module
 from tiewise.boundary.boundary import apply_map
 from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.deferred import Deferred
-from tiewise.boundary.free_rows import FreeRows
+from tiewise.boundary.free_rows import FreeRows, free_rows_of
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.lazy_logits import LazyLogits
 from tiewise.boundary.locate import ModelEnds, locate
@@ -382,7 +382,7 @@ def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
 
 def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Any:
     """Return hidden · tableᵀ + bias with the head's free rows, computed or deferred."""
-    free: FreeRows | None = getattr(link.head, "free", None)
+    free = free_rows_of(link.head)
     if not link.defers_logits and shard is None:
         return _computed_logits(free, hidden, F.linear(hidden, table, bias))
     if free is not None:

@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 
 from tiewise.boundary.boundary import Boundary
+from tiewise.boundary.free_rows import free_rows_of
 from tiewise.boundary.locate import call_if_present, require_module
 from tiewise.core.errors import UnsupportedError
 
@@ -75,14 +76,22 @@ class _EndParameters:
         """Add a module's weights that are tables or output heads."""
         if isinstance(module, Boundary):
             self.tables.add(id(module.table_in))
-            self.heads |= {id(module.table_out), id(getattr(module.free, "rows", None))}
+            self.heads.add(id(module.table_out))
+            self._add_free_rows(module)
             self.are_named = True
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             self.tables.add(id(module.weight))
         if hasattr(module, "get_output_embeddings"):
             head = call_if_present(module, "get_output_embeddings")
-            self.heads |= {id(getattr(head, "weight", None)), id(getattr(getattr(head, "free", None), "rows", None))}
+            self.heads.add(id(getattr(head, "weight", None)))
+            self._add_free_rows(head)
             self.are_named = True
+
+    def _add_free_rows(self, head: Any) -> None:
+        """Add the separate output rows of a head or a boundary."""
+        free = free_rows_of(head)
+        if free is not None:
+            self.heads.add(id(free.rows))
 
     def group_of(self, parameter: nn.Parameter) -> str:
         """Return the name of a parameter's group, by its use or else by its shape."""

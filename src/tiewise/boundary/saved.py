@@ -27,6 +27,7 @@ from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tiewise.boundary.declare_tying import copy_config, declare_tying
+from tiewise.boundary.free_rows import free_rows_of
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.tied_keys import depth_keys
 from tiewise.core.errors import InstallError
@@ -233,7 +234,7 @@ def _require_free_tokens(link: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
     The arguments are those of `resize_token_embeddings`.
     """
-    free = getattr(link.head, "free", None)
+    free = free_rows_of(link.head)
     rows = kwargs.get("new_num_tokens", args[0] if args else None)
     if free is not None and rows is not None:
         free.check_ids(rows)

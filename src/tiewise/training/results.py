@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.core import estimates
 from tiewise.core.crossed_effects import DifferenceInterval, crossed_interval, seed_interval
@@ -498,28 +498,29 @@ def _at_level(d: Difference, p: float, level: float) -> Difference:
     return replace(d, p=p, detected=p < ALPHA, detectable=detectable)
 
 
+class _Compared(NamedTuple):
+    """Value of a run that is compared over seeds."""
+
+    value: float
+    documents: DocumentLosses | None  # behind the value; None if it is not of held-out text
+
+
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
     """Return arm − reference by metric, over the seeds that both finished."""
-    measures: dict[str, dict[int, dict[str, RunResult]]] = {}  # metric → seed → arm → its run
+    measures: dict[str, dict[int, dict[str, _Compared]]] = {}  # metric → seed → arm → value
     for run in (*comparison.of(reference), *comparison.of(arm)):
-        for metric in _compared_values(run):
-            measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = run
+        for metric, value in _compared_values(run).items():
+            compared = _Compared(value, _documents_of(run, metric))
+            measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = compared
     by_metric = {}
     for metric, by_seed in measures.items():
         # seeds that both arms finished
         pairs = [(by_arm[reference], by_arm[arm]) for by_arm in by_seed.values() if len(by_arm) == 2]
         if pairs:
-            by_metric[metric] = _difference_of(pairs, arm, metric)
+            documents = document_differences([(a.documents, b.documents) for a, b in pairs])
+            of_reference, of_arm = [a.value for a, _ in pairs], [b.value for _, b in pairs]
+            by_metric[metric] = paired(of_reference, of_arm, arm=arm, metric=metric, documents=documents)
     return by_metric
-
-
-def _difference_of(pairs: Sequence[tuple[RunResult, RunResult]], arm: str, metric: str) -> Difference:
-    """Return the difference of one metric over pairs (reference, arm) of runs."""
-    of_reference, of_arm = zip(
-        *((_compared_values(a)[metric], _compared_values(b)[metric]) for a, b in pairs), strict=True
-    )
-    documents = document_differences([(_documents_of(a, metric), _documents_of(b, metric)) for a, b in pairs])
-    return paired(of_reference, of_arm, arm=arm, metric=metric, documents=documents)
 
 
 def _documents_of(run: RunResult, metric: str) -> DocumentLosses | None:

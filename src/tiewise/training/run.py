@@ -33,6 +33,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
+from tiewise.boundary.free_rows import free_rows_of
 from tiewise.boundary.installation import Installed
 from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.boundary.plain_classes import plain_copy
@@ -321,8 +322,9 @@ class Kind(ABC):
         maps = _maps_of(lookup) | _maps_of(head)
         if maps:
             counts["maps"] = sum(p.numel() for p in maps)
-        if hasattr(head, "free"):
-            counts["free rows"] = head.free.rows.numel()
+        free = free_rows_of(head)
+        if free is not None:
+            counts["free rows"] = free.rows.numel()
         if getattr(head, "bias", None) is not None:
             counts["output bias"] = head.bias.numel()
         counts["body"] = sum(p.numel() for p in model.parameters()) - sum(counts.values())

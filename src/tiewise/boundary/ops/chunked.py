@@ -84,9 +84,13 @@ def shard_chunk_size(
 
     Every rank needs the same number of chunks, whichever gradients it needs and however large its GPU is.
     """
-    buffers = 1 if options.softcap is None else 2
-    numbers = devices.numbers_per_token(shard.rows, buffers, product_dtype)
+    numbers = devices.numbers_per_token(shard.rows, _shard_buffers(options), product_dtype)
     return chunk_rows(n, numbers, like.device.type, options.chunk)
+
+
+def _shard_buffers(options: LossOptions) -> int:
+    """Return how many matrices [n, V_r] of a chunk coexist on each rank of a shard."""
+    return 1 if options.softcap is None else 2
 
 
 class _Chunk(NamedTuple):
@@ -164,7 +168,7 @@ class _ChunkedLoss:
             numbers = devices.numbers_per_token(v, buffers, self.product_dtype)
             self.rows = devices.chunk_size(n, numbers, self.features, options.chunk)
         else:
-            buffers = 1 if options.softcap is None else 2
+            buffers = _shard_buffers(options)
             self.rows = shard_chunk_size(shard, n, self.features, self.product_dtype, options)
         self.buffer = self.features.new_empty(min(self.rows, n), v, dtype=self.wide)
         self.spare = torch.empty_like(self.buffer) if buffers == 2 else self.buffer[:0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from tiewise.core.files import read_packaged_json, write_atomically
 from tiewise.core.measurement import signed
 from tiewise.core.records import from_record, to_record
 from tiewise.core.result import PrintedResult, Row
-from tiewise.lab.claims.expected import NOT_RUN, OTHER_TEXT
-from tiewise.lab.claims.registry import PublishedClaim, find_claim
+from tiewise.lab.claims.expected import NOT_RUN
+from tiewise.lab.claims.registry import find_claim
 
 RECORDED = "lab/claims/recorded.json"
 
@@ -66,6 +67,7 @@ class ClaimResult(PrintedResult):
         return to_record(self)
 
 
+@cache
 def recorded_results() -> Mapping[str, ClaimResult]:
     """Return the recorded results by claim."""
     records: dict[str, Any] = read_packaged_json(RECORDED)
@@ -88,10 +90,3 @@ def save_results(results: Mapping[str, ClaimResult], path: Path) -> None:
         f"{json.dumps(name)}: {json.dumps(results[name].record(), ensure_ascii=False)}" for name in sorted(results)
     ]
     write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def verdict_on(claim: PublishedClaim, inside: str, *, same_text: bool) -> str:
-    """Return the verdict on a claim, given `inside`, that of its range."""
-    if claim.text and not same_text:
-        return OTHER_TEXT
-    return inside

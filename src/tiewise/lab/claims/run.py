@@ -17,8 +17,9 @@ import torch
 
 from tiewise.core import __version__
 from tiewise.core.errors import RunError
+from tiewise.lab.claims.expected import OTHER_TEXT
 from tiewise.lab.claims.outcome import MEASURES, ClaimRuns
-from tiewise.lab.claims.recorded import ClaimResult, verdict_on
+from tiewise.lab.claims.recorded import ClaimResult
 from tiewise.lab.claims.registry import GPU_MINUTES, PublishedClaim
 from tiewise.lab.claims.texts import write_text
 from tiewise.lab.studies import carry_out_study
@@ -69,12 +70,12 @@ def _claim_grid(claim: PublishedClaim, out: Path) -> StudyGrid:
 def judge(claim: PublishedClaim, runs: ClaimRuns, command: str) -> ClaimResult:
     """Apply the rule of a claim to finished runs."""
     outcome = MEASURES[claim.measure["kind"]](claim.measure, runs)
-    inside = claim.expects.verdict(outcome)
+    verdict = claim.expects.verdict(outcome) if has_text(claim, runs) else OTHER_TEXT
     seconds = [run.seconds for comparison in runs.comparisons.values() for run in comparison.runs]
     versions = {"tiewise": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return ClaimResult(
         claim=claim.name,
-        verdict=verdict_on(claim, inside, same_text=has_text(claim, runs)),
+        verdict=verdict,
         outcome=outcome.value,
         low=outcome.low,
         high=outcome.high,
