@@ -54,6 +54,24 @@ KERNEL_TYPES = dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(FLOATS, "fp32") | {
 MISSING = "triton: NOT RUN, not installed: pip install 'triton>=3.9'"
 
 
+def run_interpreted(file):
+    """Run a test file in a process that interprets triton, and return what it prints; or skip."""
+    if INTERPRETED:
+        pytest.skip("this is that process")
+    if find_spec("triton") is None:
+        pytest.skip(MISSING)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", file]
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:]
+    return run.stdout
+
+
+def passed(printed):
+    """Return the number of tests that passed."""
+    return int(re.search(r"(\d+) passed", printed)[1])
+
+
 @pytest.fixture
 def device(monkeypatch):
     """Return the device on which the kernel runs, in several blocks for each row; or skip with what is missing."""
@@ -345,16 +363,9 @@ def test_scaling_by_one_and_by_another_number_equals_a_product(device):
 
 @pytest.mark.slow
 def test_kernel_tests_pass_under_tritons_interpreter():
-    if INTERPRETED:
-        pytest.skip("this is that process")
-    if find_spec("triton") is None:
-        pytest.skip(MISSING)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert int(re.search(r"(\d+) passed", run.stdout)[1]) >= len(CASES) + 10
-    assert "skipped" not in run.stdout
+    printed = run_interpreted(__file__)
+    assert passed(printed) >= len(CASES) + 10
+    assert "skipped" not in printed
 
 
 # without triton

@@ -3,10 +3,6 @@
 `test_kernels_pass_under_tritons_interpreter` runs this file again in a process that interprets triton, on a CPU.
 """
 
-import os
-import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from unittest.mock import patch
 
@@ -16,7 +12,16 @@ from benchmarks.gpu_branch import gpu_branch
 from tests.boundary.ops.peak_memory import peak_bytes
 from tests.boundary.ops.test_cross_entropy import assert_near, error, problem
 from tests.boundary.ops.test_log_prob import PARTS, ours, plain, run
-from tests.boundary.ops.test_row_loss import INTERPRETED, MISSING, N, V, on, round_to_bf16_as_a_gpu
+from tests.boundary.ops.test_row_loss import (
+    INTERPRETED,
+    MISSING,
+    N,
+    V,
+    on,
+    passed,
+    round_to_bf16_as_a_gpu,
+    run_interpreted,
+)
 from tests.boundary.ops.test_sharded_ops import run_ranks
 
 from tiewise.boundary.ops import (
@@ -111,15 +116,7 @@ def test_ranks_of_a_divided_table_agree_with_one(device, tmp_path):
 
 @pytest.mark.slow
 def test_kernels_pass_under_tritons_interpreter():
-    if INTERPRETED:
-        pytest.skip("this is that process")
-    if find_spec("triton") is None:
-        pytest.skip(MISSING)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert int(re.search(r"(\d+) passed", run.stdout)[1]) >= 4 * len(CHOSEN) * len(NEAR) + 4
+    assert passed(run_interpreted(__file__)) >= 4 * len(CHOSEN) * len(NEAR) + 4
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from tiewise.boundary.ops import row_loss
 from tiewise.boundary.ops.broken_device import VARIABLE
+from tiewise.boundary.ops.gpu_kernels import TRITON
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
 TYPES = (torch.float32, torch.bfloat16)  # of the products
-REQUEST = "triton"  # value of TIEWISE_LOSS that requests these kernels
 
 
 def is_requested(tensors: LossTensors, product_dtype: torch.dtype) -> bool:
     """Return whether statistics of these tensors take the kernels."""
-    if os.environ.get(VARIABLE) != REQUEST or product_dtype not in TYPES or not len(tensors.features):
+    if os.environ.get(VARIABLE) != TRITON or product_dtype not in TYPES or not len(tensors.features):
         return False
     return not row_loss.missing_support(tensors, product_dtype)
 
