@@ -12,7 +12,8 @@ python -m benchmarks.gpu --out FOLDER [--minutes 8] [--phases checks,times] [--d
     rows       times of the parts of one step (`gpu_rows`)
 
 It needs torch and transformers, but no network; PYTHONPATH=src imports tiewise from a checkout. Each phase writes
-FOLDER/PHASE.json after each of its results, and a later call with the same folder continues on the same card and torch.
+FOLDER/PHASE.json after each of its results. A later call with the same folder continues; a phase starts anew if card,
+versions or sources differ.
 After `--minutes` no further result is started. `--device cpu` runs every phase on small problems, with the code path of
 a GPU emulated (`gpu_branch`); times mean nothing then. To publish the figures, copy the files to
 `benchmarks/results/gpu` as PHASE-CARD.json, and run `python -m benchmarks.performance`.

@@ -105,9 +105,7 @@ def run_family(name: str, setup: Setup) -> Outcome:
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
     """Compare the families that the file lacks, or has as wrong, until the deadline."""
-    import transformers
-
-    record = read_record(path, describe_card(setup.device) | {"transformers": transformers.__version__})
+    record = read_record(path, describe_card(setup.device))
     families = record.setdefault("families", {})
     result = PhaseResult()
     for name in FAMILIES:

@@ -1,15 +1,26 @@
-"""Results of a phase of `benchmarks.gpu`: its file, and what is wrong or missing."""
+"""Results of a phase of `benchmarks.gpu`: its file, and what is wrong or missing.
+
+A file starts with the card, the versions of the packages, and a hash of the sources. Results of another card, version
+or source are not continued.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import tiewise
+
 Record = dict[str, Any]
+PACKAGES = ("triton", "transformers", "liger-kernel", "cut-cross-entropy")  # besides torch and tiewise
+BENCHMARKS = Path(__file__).parent
 
 
 @dataclass
@@ -26,18 +37,61 @@ class PhaseResult:
 
 
 def describe_card(device: str) -> Record:
-    """Return the card and the versions that determine the results."""
+    """Return the card, the versions and the sources that determine the results."""
     name = "cpu, a GPU's branch emulated" if device == "cpu" else torch.cuda.get_device_name()
-    return {"device": name, "versions": {"torch": torch.__version__, "cuda": torch.version.cuda}}
+    return {"device": name, "versions": list_versions(), "sources": hash_sources(list_sources())}
+
+
+def list_versions() -> dict[str, str | None]:
+    """Return the versions of the packages by name; None for a missing one."""
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "tiewise": tiewise.__version__}
+    return versions | {name: find_version(name) for name in PACKAGES}
+
+
+def find_version(package: str) -> str | None:
+    """Return the version of an installed package, None without one."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def list_sources() -> list[Path]:
+    """Return the files of tiewise and of `benchmarks.gpu` that compute results."""
+    package = Path(tiewise.__file__).parent
+    phases = [path for path in BENCHMARKS.glob("gpu*.py") if path.name != "gpu_page.py"]  # which only renders
+    return [*package.rglob("*.py"), *package.rglob("*.cpp"), *phases, BENCHMARKS / "measure.py"]
+
+
+def hash_sources(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of files with their names, in sorted order."""
+    total = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.parts[-3:]):
+        total.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()
 
 
 def read_record(path: Path, head: Record) -> Record:
-    """Return the record of a file to continue; `head` if it is missing or of another card or version."""
-    if path.exists():
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
-        if {name: record.get(name) for name in head} == head:
-            return record
-    return dict(head)
+    """Return the record of a file to continue; `head` if it is missing or of another card, version or source."""
+    if not path.exists():
+        return dict(head)
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    changes = describe_changes(record, head)
+    if changes:
+        print(f"{path.stem}: runs again from the start, because of another {', '.join(changes)}", flush=True)
+        return dict(head)
+    return record
+
+
+def describe_changes(record: Record, head: Record) -> list[str]:
+    """Return which values of `head` a record has differently."""
+    found, expected = record.get("versions", {}), head["versions"]
+    changed = [name for name in ("device", "sources") if record.get(name) != head[name]]
+    return changed + [
+        f"{name} ({found.get(name)} then, {expected[name]} now)"
+        for name in expected
+        if found.get(name) != expected[name]
+    ]
 
 
 def write_record(path: Path, record: Record) -> None:

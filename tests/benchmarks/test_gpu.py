@@ -146,12 +146,47 @@ def test_results_that_the_time_does_not_suffice_for_are_counted(tmp_path, capsys
     assert printed.index("checks: ") < printed.index("times: 0 right, 0 wrong, 1 not reached")
 
 
-def test_results_of_another_card_are_not_continued(tmp_path):
+def test_results_of_another_card_version_or_source_are_not_continued(tmp_path, capsys):
     path = tmp_path / "times.json"
     head = gpu_record.describe_card("cpu")
+    assert head["versions"]["torch"] == torch.__version__
+    assert head["versions"]["cut-cross-entropy"] is None or head["versions"]["cut-cross-entropy"][0].isdigit()
     gpu_record.write_record(path, head | {"measurements": [1]})
     assert gpu_record.read_record(path, head)["measurements"] == [1]
-    assert gpu_record.read_record(path, head | {"device": "another"}) == head | {"device": "another"}
+    assert not capsys.readouterr().out
+    versions = head["versions"] | {"triton": "9.9"}
+    for change, named in (
+        ({"device": "another"}, "device"),
+        ({"sources": ""}, "sources"),
+        ({"versions": versions}, ""),
+    ):
+        assert gpu_record.read_record(path, head | change) == head | change
+        named = named or f"triton ({head['versions']['triton']} then, 9.9 now)"
+        assert capsys.readouterr().out == f"times: runs again from the start, because of another {named}\n"
+
+
+def test_hash_covers_kernels_and_phases_by_content_and_name(tmp_path):
+    listed = [path.name for path in gpu_record.list_sources()]
+    assert {"kernels.cpp", "row_loss.py", "backends.py", "gpu_checks.py", "gpu_times.py", "measure.py"} <= set(listed)
+    assert "gpu_page.py" not in listed
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("1")
+    other.write_text("2")
+    hashes = [gpu_record.hash_sources([one, other]), gpu_record.hash_sources([other, one])]
+    other.write_text("3")
+    hashes.append(gpu_record.hash_sources([one, other]))
+    one.rename(tmp_path / "an.py")
+    hashes.append(gpu_record.hash_sources([tmp_path / "an.py", other]))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
+
+
+def test_right_checks_run_again_with_other_sources(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_checks, "CHECKS", (gpu_checks.fp32_logits,))
+    for sources, ran in (("a", 1), ("a", 0), ("b", 1)):
+        monkeypatch.setattr(gpu_record, "hash_sources", lambda paths, sources=sources: sources)
+        assert run(tmp_path, "--phases", "checks") == 0
+        assert capsys.readouterr().out.count("right    fp32_logits") == ran
 
 
 def test_unknown_phase_is_named(tmp_path, capsys):
