@@ -51,7 +51,8 @@ PHASES: dict[str, Phase] = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the phases and return the exit code.
 
-    0: all figures are right; 1: a figure is wrong; 2: torch sees no GPU; 3: none is wrong, and the time was too short.
+    0: all figures are right; 1: a figure is wrong; 2: torch sees no GPU; 3: none is wrong, and the time was too short
+    or a GPU did not run everything.
     """
     options = parse_arguments(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -70,9 +71,19 @@ def main(arguments: list[str] | None = None) -> int:
         if gpu_checks.is_context_dead(setup):
             print(f"the GPU's context is dead after {name}: call again to continue", file=sys.stderr)
             return 1
-    if any(result.wrong for result in results):
+    return decide_exit_code(results, setup)
+
+
+def decide_exit_code(results: list[PhaseResult], setup: Setup) -> int:
+    """Print how much was not run, and return the exit code; a CPU cannot run everything."""
+    total = PhaseResult()
+    for result in results:
+        total.merge(result)
+    print(f"in all: {len(total.wrong)} wrong, {len(total.not_run)} not run, {total.missing} not reached", flush=True)
+    if total.wrong:
         return 1
-    return 3 if any(result.missing for result in results) else 0
+    is_incomplete = total.missing > 0 or (setup.on_gpu and len(total.not_run) > 0)
+    return 3 if is_incomplete else 0
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

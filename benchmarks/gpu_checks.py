@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from torch import Tensor  # noqa: E402
 
 import tiewise  # noqa: E402
 from benchmarks.gpu_branch import gpu_branch  # noqa: E402
-from benchmarks.gpu_record import PhaseResult, describe_card, read_record, write_record  # noqa: E402
+from benchmarks.gpu_record import PhaseResult, describe_card, find_version, read_record, write_record  # noqa: E402
 from tiewise.boundary.ops import devices  # noqa: E402
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle  # noqa: E402
 from tiewise.boundary.ops.log_prob import linear_log_prob  # noqa: E402
@@ -55,6 +56,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"softcap": 3.0, "label_smoothing": 0.1, "class_weight": True, "z_loss": 0.01, "scale": 1.7},
 ]
 FAMILIES = ("llama", "gpt2", "t5")
+OWN_KERNELS = ("triton", "compile")  # backends that every GPU must run
 SEED_SCRIPT = """
 import sys, torch, tiewise
 from benchmarks.gpu_checks import build_family
@@ -416,42 +418,46 @@ def tied_steps(setup: Setup) -> list[Figure]:
 # N3, N5, N6
 
 
-def other_kernels(setup: Setup) -> list[Figure]:
-    """Check tiewise's Triton kernel and compiled loss, Liger and Cut Cross-Entropy, by token and as a mean (N3).
+def list_kernels() -> list[str]:
+    """Return the backends to check: ours, and those of installed packages."""
+    optional = {
+        "torch": hasattr(F, "linear_cross_entropy"),
+        "liger": find_version("liger-kernel") is not None,
+        "cce": find_version("cut-cross-entropy") is not None,
+    }
+    return [*OWN_KERNELS, *(name for name, is_there in optional.items() if is_there)]
 
-    A backend that is missing or has an untested version is left out.
+
+def check_kernel(setup: Setup, name: str) -> list[Figure]:
+    """Check a backend by token and as a mean, without options and with a soft-cap (N3).
+
+    A package's kernel may lack a type or an option; ours may not.
     """
     setup.require_gpu()
     figures, reasons = [], []
-    for name, dtype, chosen in product(
-        ("triton", "compile", "liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})
-    ):
-        (h, w, _), t = draw_problem(setup, dtype)
-        for reduction in ("mean", "none"):
-            upstream = torch.linspace(-1, 2, setup.n) if reduction == "none" else torch.tensor(0.7)
-            options = chosen | {"reduction": reduction}
-            truth = differentiate(
-                lambda h, w, t=t, options=options: oracle(h, w, t, **options),
-                [h.double(), w.double()],
-                upstream.double(),
-            )
-            try:
-                results = differentiate(
-                    lambda h, w, t=t, options=options, name=name: linear_cross_entropy(
-                        h, w, t.to(setup.device), backend=name, **options
-                    ),
-                    [h.to(setup.device), w.to(setup.device)],
-                    upstream.to(setup.device),
-                )
-            except tiewise.core.errors.UnsupportedError as error:
-                reasons.append(str(error))
-                continue
-            figures += compare_results(
-                f"{name} {str(dtype)[6:]} {reduction} {chosen}", results, truth, TOLERANCES[dtype]
-            )
-    if not figures:
+    for dtype, chosen, reduction in product((torch.float32, torch.bfloat16), ({}, {"softcap": 2.0}), ("mean", "none")):
+        try:
+            figures += compare_kernel(setup, name, dtype, chosen | {"reduction": reduction})
+        except tiewise.core.errors.UnsupportedError as error:
+            reasons.append(str(error))
+    if reasons and (name in OWN_KERNELS or not figures):
         raise NotRun("; ".join(dict.fromkeys(reasons)))
     return figures
+
+
+def compare_kernel(setup: Setup, name: str, dtype: torch.dtype, options: dict[str, Any]) -> list[Figure]:
+    """Return the distances of a backend's loss and gradients from fp64."""
+    (h, w, _), t = draw_problem(setup, dtype)
+    upstream = torch.linspace(-1, 2, setup.n) if options["reduction"] == "none" else torch.tensor(0.7)
+    truth = differentiate(lambda h, w: oracle(h, w, t, **options), [h.double(), w.double()], upstream.double())
+    targets = t.to(setup.device)
+    results = differentiate(
+        lambda h, w: linear_cross_entropy(h, w, targets, backend=name, **options),
+        [h.to(setup.device), w.to(setup.device)],
+        upstream.to(setup.device),
+    )
+    described = " ".join(f"{option}={value}" for option, value in options.items())
+    return compare_results(f"{name} {str(dtype)[6:]} {described}", results, truth, TOLERANCES[dtype])
 
 
 def memory(setup: Setup) -> list[Figure]:
@@ -787,7 +793,6 @@ CHECKS: tuple[Check, ...] = (
     outputs_by_config,
     seeds,
     compiled,
-    other_kernels,
 )
 
 
@@ -832,31 +837,36 @@ def format_outcome(outcome: Outcome) -> str:
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Run the checks that the file lacks, or has as wrong, until the deadline."""
-    return run_checks({check.__name__: check for check in CHECKS}, setup, path, deadline)
+    """Run the checks that the file does not have as right, until the deadline."""
+    return run_checks(list_checks(), setup, path, deadline)
+
+
+def list_checks() -> dict[str, Check]:
+    """Return the checks by name, with one for each kernel."""
+    kernels = {f"kernel {name}": partial(check_kernel, name=name) for name in list_kernels()}
+    return {check.__name__: check for check in CHECKS} | kernels
 
 
 def run_checks(checks: Mapping[str, Check], setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Run the checks, by name, that a phase's file lacks, or has as wrong, until the deadline."""
+    """Run the checks, by name, that a phase's file does not have as right, until the deadline."""
     record = read_record(path, describe_card(setup.device))
-    states = {check["check"]: check["state"] for check in record.setdefault("checks", [])}
+    right = {check["check"] for check in record.setdefault("checks", []) if check["state"] == "right"}
     result = PhaseResult()
     for name, check in checks.items():
-        state = states.get(name, "wrong")
-        if state == "wrong" and time.monotonic() > deadline:
+        if name in right:
+            result.right += 1
+            continue
+        if time.monotonic() > deadline:
             result.missing += 1
             continue
-        if state == "wrong":
-            outcome = run_check(check, setup, name)
-            print(format_outcome(outcome), flush=True)
-            if is_context_dead(setup):
-                outcome.state = "wrong"
-            state = outcome.state
-            others = [other for other in record["checks"] if other["check"] != name]
-            record["checks"] = [*others, describe_outcome(outcome)]
-            write_record(path, record)
-        result.right += state == "right"
-        result.wrong += [name] * (state == "wrong")
+        outcome = run_check(check, setup, name)
+        print(format_outcome(outcome), flush=True)
+        if is_context_dead(setup):
+            outcome.state = "wrong"
+        others = [other for other in record["checks"] if other["check"] != name]
+        record["checks"] = [*others, describe_outcome(outcome)]
+        write_record(path, record)
+        result.add(name, outcome.state, outcome.why)
         if is_context_dead(setup):
             break
     return result

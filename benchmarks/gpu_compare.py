@@ -182,6 +182,6 @@ CHECKS: tuple[Callable[[Setup, Path], list[Figure]], ...] = (short_runs, compari
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Run the checks that the file lacks, or has as wrong, until the deadline."""
+    """Run the checks that the file does not have as right, until the deadline."""
     checks = {check.__name__: partial(check, folder=path.parent) for check in CHECKS}
     return run_checks(checks, setup, path, deadline)

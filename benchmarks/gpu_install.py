@@ -104,21 +104,19 @@ def run_family(name: str, setup: Setup) -> Outcome:
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Compare the families that the file lacks, or has as wrong, until the deadline."""
+    """Compare the families that the file does not have as right, until the deadline."""
     record = read_record(path, describe_card(setup.device))
     families = record.setdefault("families", {})
     result = PhaseResult()
     for name in FAMILIES:
-        is_done = name in families and families[name]["state"] != "wrong"
-        if not is_done and time.monotonic() > deadline:
+        is_right = name in families and families[name]["state"] == "right"
+        if not is_right and time.monotonic() > deadline:
             result.missing += 1
             continue
-        if not is_done:
+        if not is_right:
             outcome = run_family(name, setup)
             print(format_outcome(outcome), flush=True)
             families[name] = describe_outcome(outcome)
             write_record(path, record)
-        state = families[name]["state"]
-        result.right += state == "right"
-        result.wrong += [name] * (state == "wrong")
+        result.add(name, families[name]["state"], families[name]["why"])
     return result

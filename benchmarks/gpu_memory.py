@@ -140,6 +140,6 @@ def compare_step(setup: Setup, case: Case) -> list[Figure]:
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Compare the steps that the file lacks, or has as wrong, until the deadline."""
+    """Compare the steps that the file does not have as right, until the deadline."""
     cases = LARGE if setup.on_gpu else SMALL
     return run_checks({name: partial(compare_step, case=case) for name, case in cases.items()}, setup, path, deadline)

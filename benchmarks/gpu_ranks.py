@@ -192,5 +192,5 @@ CHECKS = (data_parallel, fully_sharded, vocabulary_shards, exchanged_rows, shard
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Run the checks that the file lacks, or has as wrong, until the deadline."""
+    """Run the checks that the file does not have as right, until the deadline."""
     return run_checks({check.__name__: with_one_rank(check) for check in CHECKS}, setup, path, deadline)

@@ -29,11 +29,25 @@ class PhaseResult:
 
     right: int = 0
     wrong: list[str] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)  # each with the reason
     missing: int = 0  # results that the time did not suffice for
 
     def __str__(self) -> str:
-        lines = [f"{self.right} right, {len(self.wrong)} wrong, {self.missing} not reached", *self.wrong]
-        return "\n  wrong: ".join(lines)
+        counts = f"{self.right} right, {len(self.wrong)} wrong, {len(self.not_run)} not run, {self.missing} not reached"
+        lines = [f"  wrong: {name}" for name in self.wrong] + [f"  not run: {name}" for name in self.not_run]
+        return "\n".join([counts, *lines])
+
+    def add(self, name: str, state: str, why: str) -> None:
+        """Count a result by its state: right, wrong or not run."""
+        self.right += state == "right"
+        self.wrong += [name] * (state == "wrong")
+        self.not_run += [f"{name}: {why}"] * (state == "not run")
+
+    def merge(self, other: PhaseResult) -> None:
+        """Add the counts of a part of the phase."""
+        self.right, self.missing = self.right + other.right, self.missing + other.missing
+        self.wrong += other.wrong
+        self.not_run += other.not_run
 
 
 def describe_card(device: str) -> Record:

@@ -116,11 +116,10 @@ def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
             problem = Problem.random(*shape, torch.bfloat16, setup.device)
             missing = row_loss.missing_support(LossTensors(problem.features, problem.table, None, None), torch.bfloat16)
             if missing:
-                print(f"rows: not run, the kernel {missing}", flush=True)
+                total.not_run.append(f"the kernel {missing}")
                 break
             result = measure_parts(problem, " x ".join(map(str, shape)), record, path, deadline)
-        total.right, total.missing = total.right + result.right, total.missing + result.missing
-        total.wrong += result.wrong
+        total.merge(result)
         del problem
         if setup.on_gpu:
             torch.cuda.empty_cache()

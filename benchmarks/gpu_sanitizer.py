@@ -106,7 +106,7 @@ def count_errors(output: str, *, is_sanitized: bool) -> float:
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Run the calls that the file lacks, or has as wrong, until the deadline."""
+    """Run the calls that the file does not have as right, until the deadline."""
     return run_checks({name: partial(run_call, name=name) for name in CALLS}, setup, path, deadline)
 
 

@@ -105,13 +105,14 @@ def list_losses(device: str) -> dict[str, Loss]:
     implementations: dict[str, Loss] = {
         "tiewise": lambda h, w, t: linear_cross_entropy(h, w, t, backend="tiewise"),
         "tiewise, chunked": lambda h, w, t: linear_cross_entropy(h, w, t, backend="chunked"),
-        "tiewise, compile": lambda h, w, t: linear_cross_entropy(h, w, t, backend="compile"),
         "tiewise, auto": lambda h, w, t: linear_cross_entropy(h, w, t, backend="auto"),
         "liger": lambda h, w, t: linear_cross_entropy(h, w, t, backend="liger"),
         "cce": lambda h, w, t: linear_cross_entropy(h, w, t, backend="cce"),
         "plain": plain_loss,
         "torch.compile(plain)": torch.compile(plain_loss, backend=compiler),
     }
+    if device == "cuda":
+        implementations["tiewise, compile"] = lambda h, w, t: linear_cross_entropy(h, w, t, backend="compile")
     built_in = getattr(F, "linear_cross_entropy", None)
     if built_in is not None:
         implementations["F.linear_cross_entropy"] = lambda h, w, t: built_in(h, w, t)
@@ -198,19 +199,20 @@ def list_cases(setup: Setup) -> list[Case]:
 
 
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Measure the shapes that the file lacks, until the deadline."""
+    """Measure the shapes that the file lacks, or has with a row that did not run, until the deadline."""
     record = read_record(path, describe_card(setup.device))
     measured = record.setdefault("measurements", [])
     result = PhaseResult()
     for case in list_cases(setup):
         measurement = next((one for one in measured if case.is_of(one)), None)
-        if measurement is None and time.monotonic() > deadline:
+        is_done = measurement is not None and not find_absent_rows(measurement)
+        if not is_done and time.monotonic() > deadline:
             result.missing += 1
             continue
-        if measurement is None:
+        if not is_done:
             with contextlib.nullcontext() if setup.on_gpu else gpu_branch():
                 measurement = measure_shape(case, setup.device, ROUNDS)
-            measured.append(measurement)
+            record["measurements"] = measured = [one for one in measured if not case.is_of(one)] + [measurement]
             write_record(path, record)
             print(format_measurement(measurement), flush=True)
             if setup.on_gpu:
@@ -218,6 +220,7 @@ def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
         inexact = find_inexact_rows(measurement)
         result.right += len(measurement["rows"]) - len(inexact)
         result.wrong += inexact + find_failed_rows(measurement)
+        result.not_run += find_absent_rows(measurement)
     return result
 
 
@@ -234,9 +237,21 @@ def find_inexact_rows(measurement: dict[str, Any]) -> list[str]:
 
 def find_failed_rows(measurement: dict[str, Any]) -> list[str]:
     """Return our rows that raised an error other than a refusal with its reason (`UnsupportedError`)."""
-    reasons = {name: reason for name, reason in measurement["not_run"].items() if name.startswith("tiewise")}
-    failed = [name for name in reasons if not reasons[name].startswith(UnsupportedError.__name__)]
-    return [f"{_case_name(measurement)}, {name}: {reasons[name]}" for name in failed]
+    return _describe_not_run(measurement, lambda is_ours, is_refused: is_ours and not is_refused)
+
+
+def find_absent_rows(measurement: dict[str, Any]) -> list[str]:
+    """Return our rows that were refused, and the peers' that failed: a peer may refuse."""
+    return _describe_not_run(measurement, lambda is_ours, is_refused: is_ours == is_refused)
+
+
+def _describe_not_run(measurement: dict[str, Any], is_selected: Callable[[bool, bool], bool]) -> list[str]:
+    """Return the rows that did not run and are selected by (is ours, is refused), each with the reason."""
+    return [
+        f"{_case_name(measurement)}, {name}: {reason}"
+        for name, reason in measurement["not_run"].items()
+        if is_selected(name.startswith("tiewise"), reason.startswith(UnsupportedError.__name__))
+    ]
 
 
 def _case_name(measurement: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from benchmarks import (
     gpu_times,
 )
 from tiewise.boundary.ops import own_pass, path_gradient
+from tiewise.core.errors import UnsupportedError
 
 
 def run(out, *arguments):
@@ -34,12 +35,17 @@ def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys):
     assert torch.backends.mkldnn.matmul.fp32_precision == flag  # other tests of this process rely on it
     record = json.loads((tmp_path / "checks.json").read_text())
     states = {one["check"]: one["state"] for one in record["checks"]}
-    assert list(states) == [check.__name__ for check in gpu_checks.CHECKS]
-    needs_gpu = {"wide_products", "memory", "cuda_graph", "other_kernels"}
+    assert list(states) == list(gpu_checks.list_checks())
+    kernels = {"kernel triton", "kernel compile"}
+    assert kernels < set(states)
+    needs_gpu = {"wide_products", "memory", "cuda_graph"} | {name for name in states if name.startswith("kernel ")}
     assert {name for name, state in states.items() if state != "right"} == needs_gpu
     assert all(one["why"] == "needs a GPU" for one in record["checks"] if one["state"] == "not run")
     assert sum(len(one["figures"]) for one in record["checks"]) > 500
-    assert "checks: 12 right, 0 wrong, 0 not reached" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"checks: 12 right, 0 wrong, {len(needs_gpu)} not run, 0 not reached\n" in printed
+    assert "\n  not run: wide_products: needs a GPU\n" in printed
+    assert printed.endswith(f"in all: 0 wrong, {len(needs_gpu)} not run, 0 not reached\n")
 
 
 def make_loss_wrong(module, monkeypatch):
@@ -93,7 +99,7 @@ def test_all_phases_run_on_a_cpu_in_90_seconds(tmp_path, capsys):
     assert run(tmp_path) == 0
     assert sum(os.times()[:4]) - start < 90
     printed = capsys.readouterr().out
-    assert "install: 12 right, 0 wrong, 0 not reached" in printed
+    assert "install: 12 right, 0 wrong, 0 not run, 0 not reached" in printed
     assert [name for name in gpu.PHASES if f"\n{name}: " not in printed] == []
 
 
@@ -133,17 +139,17 @@ def test_part_that_raises_sets_exit_code_1(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu_rows, "measure_milliseconds", lambda call: call() or 1.0)
     monkeypatch.setattr(gpu_rows.row_loss, "missing_support", lambda tensors, product_dtype: "")
     assert run(tmp_path, "--phases", "rows") == 1
-    assert "rows: 1 right, 1 wrong, 0 not reached" in capsys.readouterr().out
+    assert "rows: 1 right, 1 wrong, 0 not run, 0 not reached" in capsys.readouterr().out
     monkeypatch.setattr(gpu_rows.row_loss, "missing_support", lambda tensors, product_dtype: "needs triton")
     assert run(tmp_path, "--phases", "rows") == 0
-    assert "rows: not run, the kernel needs triton" in capsys.readouterr().out
+    assert "  not run: the kernel needs triton\n" in capsys.readouterr().out
 
 
 def test_results_that_the_time_does_not_suffice_for_are_counted(tmp_path, capsys):
     assert run(tmp_path, "--minutes", "-1", "--phases", "times,checks") == 3
     printed = capsys.readouterr().out
-    assert f"checks: 0 right, 0 wrong, {len(gpu_checks.CHECKS)} not reached" in printed
-    assert printed.index("checks: ") < printed.index("times: 0 right, 0 wrong, 1 not reached")
+    assert f"checks: 0 right, 0 wrong, 0 not run, {len(gpu_checks.list_checks())} not reached" in printed
+    assert printed.index("checks: ") < printed.index("times: 0 right, 0 wrong, 0 not run, 1 not reached")
 
 
 def test_results_of_another_card_version_or_source_are_not_continued(tmp_path, capsys):
@@ -179,6 +185,92 @@ def test_hash_covers_kernels_and_phases_by_content_and_name(tmp_path):
     hashes.append(gpu_record.hash_sources([tmp_path / "an.py", other]))
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
+
+
+def absent(setup):
+    raise gpu_checks.NotRun("needs a tool")
+
+
+def test_check_that_was_not_run_is_counted_and_run_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_checks, "list_checks", lambda: {"one": absent})
+    assert run(tmp_path, "--phases", "checks") == 0  # a CPU cannot run everything
+    printed = capsys.readouterr().out
+    assert "checks: 0 right, 0 wrong, 1 not run, 0 not reached\n  not run: one: needs a tool\n" in printed
+    assert "in all: 0 wrong, 1 not run, 0 not reached\n" in printed
+    monkeypatch.setattr(gpu_checks, "list_checks", lambda: {"one": lambda setup: [gpu_checks.Figure("x", 0, 0)]})
+    for count in (1, 0):
+        assert run(tmp_path, "--phases", "checks") == 0
+        assert capsys.readouterr().out.count("right    one") == count
+
+
+def test_family_that_was_not_run_runs_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_install, "FAMILIES", {"llama": {}})
+    outcomes = [gpu_checks.Outcome("llama", "not run", why="no model"), gpu_checks.Outcome("llama", "right")]
+    monkeypatch.setattr(gpu_install, "run_family", lambda name, setup: outcomes.pop(0))
+    path, setup = tmp_path / "install.json", gpu_checks.Setup("cpu", 40, 61, 8)
+    first, second, third = (gpu_install.run_phase(setup, path, float("inf")) for _ in range(3))
+    assert (first.right, first.not_run) == (0, ["llama: no model"])
+    assert (second.right, second.not_run, third.right) == (1, [], 1)
+
+
+def test_gpu_that_did_not_run_everything_sets_exit_code_3(capsys):
+    gpu_setup, cpu_setup = gpu_checks.Setup("cuda", 4, 4, 4), gpu_checks.Setup("cpu", 4, 4, 4)
+    complete = gpu_record.PhaseResult(right=3)
+    absent, late = gpu_record.PhaseResult(not_run=["a: needs b"]), gpu_record.PhaseResult(missing=2)
+    wrong = gpu_record.PhaseResult(wrong=["c"])
+    cases = [
+        ([complete], gpu_setup, 0),
+        ([complete, absent], gpu_setup, 3),
+        ([complete, absent], cpu_setup, 0),
+        ([late], cpu_setup, 3),
+        ([wrong, absent, late], gpu_setup, 1),
+    ]
+    for results, setup, code in cases:
+        assert gpu.decide_exit_code(results, setup) == code
+    assert capsys.readouterr().out.endswith("in all: 1 wrong, 1 not run, 2 not reached\n")
+
+
+def test_refused_row_of_ours_and_failed_row_of_a_peer_are_not_run():
+    refused, failed = "UnsupportedError: needs triton", "RuntimeError: misaligned address"
+    reasons = {"tiewise, compile": refused, "tiewise": failed, "cce": refused, "liger": failed}
+    measurement = {"dtype": "float32", "shape": [2, 3, 4], "not_run": reasons}
+    assert gpu_times.find_failed_rows(measurement) == [f"float32 2 x 3 x 4, tiewise: {failed}"]
+    assert gpu_times.find_absent_rows(measurement) == [
+        f"float32 2 x 3 x 4, tiewise, compile: {refused}",
+        f"float32 2 x 3 x 4, liger: {failed}",
+    ]
+
+
+def test_shape_with_a_row_that_was_not_run_is_measured_again(tmp_path, monkeypatch):
+    record = {"shape": [40, 61, 8], "dtype": "float32", "products_ms": 1.0}
+    rows = [{"name": "plain", "ratio": 1.0, "milliseconds": 1.0, "megabytes": 0.0, "error": 0.0}]
+    measured = []
+
+    def measure(case, device, rounds):
+        measured.append(case)
+        reasons = {"liger": "RuntimeError: misaligned address"} if len(measured) == 1 else {}
+        return record | {"rows": rows, "not_run": reasons}
+
+    monkeypatch.setattr(gpu_times, "measure_shape", measure)
+    path, setup = tmp_path / "times.json", gpu_checks.Setup("cpu", 40, 61, 8)
+    results = [gpu_times.run_phase(setup, path, float("inf")) for _ in range(3)]
+    assert [len(result.not_run) for result in results] == [1, 0, 0]
+    assert len(measured) == 2
+    assert len(json.loads(path.read_text())["measurements"]) == 1
+
+
+def test_kernel_of_ours_that_refuses_is_not_run_and_one_of_a_package_may(monkeypatch):
+    setup = gpu_checks.Setup("cuda", 4, 4, 4)
+
+    def compare(setup, name, dtype, options):
+        if "softcap" in options:
+            raise UnsupportedError("has no softcap")
+        return [gpu_checks.Figure("x", 0, 0)]
+
+    monkeypatch.setattr(gpu_checks, "compare_kernel", compare)
+    with pytest.raises(gpu_checks.NotRun, match="has no softcap"):
+        gpu_checks.check_kernel(setup, "triton")
+    assert len(gpu_checks.check_kernel(setup, "liger")) == 4
 
 
 def test_right_checks_run_again_with_other_sources(tmp_path, capsys, monkeypatch):
