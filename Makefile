@@ -66,6 +66,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # On a machine with a GPU: PYTHON is one with torch, triton and transformers, which nothing installs. OUT gets the results.
+# Optional wheels: benchmarks/gpu_wheels.txt.
 OUT ?= runs/gpu
 gpu:
 	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu --out $(OUT)

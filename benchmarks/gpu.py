@@ -11,7 +11,8 @@ python -m benchmarks.gpu --out FOLDER [--minutes 8] [--phases checks,times] [--d
     sanitizer  one call of each operation under compute-sanitizer (`gpu_sanitizer`)
     rows       times of the parts of one step (`gpu_rows`)
 
-It needs torch and transformers, but no network; PYTHONPATH=src imports tiewise from a checkout. Each phase writes
+It needs torch, triton and transformers, but no network, and first prints the versions of all packages; Liger and Cut
+Cross-Entropy are optional (`gpu_wheels.txt`). PYTHONPATH=src imports tiewise from a checkout. Each phase writes
 FOLDER/PHASE.json after each of its results. A later call with the same folder continues; a phase starts anew if card,
 versions or sources differ.
 After `--minutes` no further result is started. `--device cpu` runs every phase on small problems, with the code path of
@@ -31,7 +32,16 @@ from benchmarks import gpu_checks  # first: it names missing packages
 
 import torch  # isort: skip
 
-from benchmarks import gpu_compare, gpu_install, gpu_memory, gpu_ranks, gpu_rows, gpu_sanitizer, gpu_times
+from benchmarks import (
+    gpu_compare,
+    gpu_install,
+    gpu_memory,
+    gpu_packages,
+    gpu_ranks,
+    gpu_rows,
+    gpu_sanitizer,
+    gpu_times,
+)
 from benchmarks.gpu_checks import Setup
 from benchmarks.gpu_record import PhaseResult
 
@@ -51,12 +61,13 @@ PHASES: dict[str, Phase] = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the phases and return the exit code.
 
-    0: all figures are right; 1: a figure is wrong; 2: torch sees no GPU; 3: none is wrong, and the time was too short
-    or a GPU did not run everything.
+    0: all figures are right; 1: a figure is wrong; 2: torch sees no GPU, or a package is missing; 3: none is wrong, and
+    the time was too short or a GPU did not run everything.
     """
     options = parse_arguments(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("benchmarks.gpu: torch sees no GPU; --device cpu runs the phases small on the CPU", file=sys.stderr)
+    refusal = check_machine(options.device)
+    if refusal:
+        print(f"benchmarks.gpu: {refusal}", file=sys.stderr)
         return 2
     if options.device == "cuda":
         torch.set_float32_matmul_precision("highest")  # it sets oneDNN's flag too, so not on a CPU
@@ -72,6 +83,16 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"the GPU's context is dead after {name}: call again to continue", file=sys.stderr)
             return 1
     return decide_exit_code(results, setup)
+
+
+def check_machine(device: str) -> str:
+    """Print the versions of the packages, and return why the phases cannot run here, or nothing."""
+    on_gpu = device == "cuda"
+    print(gpu_packages.format_table(gpu_packages.list_packages(on_gpu=on_gpu)), flush=True)
+    if on_gpu and not torch.cuda.is_available():
+        return "torch sees no GPU; --device cpu runs the phases small on the CPU"
+    unfit = gpu_packages.find_unfit(on_gpu=on_gpu)
+    return f"{', '.join(unfit)}: pip install them" if unfit else ""
 
 
 def decide_exit_code(results: list[PhaseResult], setup: Setup) -> int:

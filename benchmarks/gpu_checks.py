@@ -10,7 +10,6 @@ A check that raises counts as wrong. The references are formulas in fp64 that sh
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import subprocess
 import sys
@@ -23,26 +22,26 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-NEEDED = ("torch", "transformers", "numpy", "safetensors", "yaml", "filelock", "tiewise")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-if MISSING:
-    print(f"benchmarks.gpu: missing {', '.join(MISSING)}: pip install them; tiewise by PYTHONPATH=src", file=sys.stderr)
+from benchmarks import gpu_packages
+
+if UNFIT := gpu_packages.find_unfit(on_gpu=False):
+    print(f"benchmarks.gpu: {', '.join(UNFIT)}: pip install them; tiewise by PYTHONPATH=src", file=sys.stderr)
     raise SystemExit(2)
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-import tiewise  # noqa: E402
-from benchmarks.gpu_branch import gpu_branch  # noqa: E402
-from benchmarks.gpu_record import PhaseResult, describe_card, find_version, read_record, write_record  # noqa: E402
-from tiewise.boundary.ops import devices  # noqa: E402
-from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle  # noqa: E402
-from tiewise.boundary.ops.log_prob import linear_log_prob  # noqa: E402
-from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, path_sums, tied_lookup  # noqa: E402
-from tiewise.boundary.ops.soft_targets import linear_divergence  # noqa: E402
-from tiewise.core.backends import CHUNK_ELEMENTS  # noqa: E402
-from tiewise.core.errors import TiewiseWarning  # noqa: E402
+import tiewise
+from benchmarks.gpu_branch import gpu_branch
+from benchmarks.gpu_record import PhaseResult, describe_card, read_record, write_record
+from tiewise.boundary.ops import devices
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
+from tiewise.boundary.ops.log_prob import linear_log_prob
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, path_sums, tied_lookup
+from tiewise.boundary.ops.soft_targets import linear_divergence
+from tiewise.core.backends import CHUNK_ELEMENTS
+from tiewise.core.errors import TiewiseWarning
 
 # largest relative distance of a loss or gradient from the fp64 result for the same, rounded inputs
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -420,10 +419,11 @@ def tied_steps(setup: Setup) -> list[Figure]:
 
 def list_kernels() -> list[str]:
     """Return the backends to check: ours, and those of installed packages."""
+    installed = [package.name for package in gpu_packages.read_optional() if gpu_packages.find_version(package)]
     optional = {
         "torch": hasattr(F, "linear_cross_entropy"),
-        "liger": find_version("liger-kernel") is not None,
-        "cce": find_version("cut-cross-entropy") is not None,
+        "liger": "liger-kernel" in installed,
+        "cce": "cut-cross-entropy" in installed,
     }
     return [*OWN_KERNELS, *(name for name, is_there in optional.items() if is_there)]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tiewise
+from benchmarks import gpu_packages
 from benchmarks.gpu_checks import Figure, NotRun, Setup, run_checks
 from benchmarks.gpu_record import PhaseResult
 
@@ -170,10 +171,7 @@ def _last_losses(points: list[Point]) -> dict[tuple[str, str], float]:
 
 def require_packages() -> None:
     """Raise NotRun if a package that trains is missing."""
-    from importlib.util import find_spec
-
-    needed = ("accelerate", "psutil", "scipy", "tokenizers", "typer", "rich", "plotly", "jinja2")
-    missing = [name for name in needed if find_spec(name) is None]
+    missing = [package.name for package in gpu_packages.OF_COMPARE if not gpu_packages.find_version(package)]
     if missing:
         raise NotRun(f"needs {', '.join(missing)}")
 

@@ -10,16 +10,15 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import tiewise
+from benchmarks import gpu_packages
 
 Record = dict[str, Any]
-PACKAGES = ("triton", "transformers", "liger-kernel", "cut-cross-entropy")  # besides torch and tiewise
 BENCHMARKS = Path(__file__).parent
 
 
@@ -57,17 +56,11 @@ def describe_card(device: str) -> Record:
 
 
 def list_versions() -> dict[str, str | None]:
-    """Return the versions of the packages by name; None for a missing one."""
+    """Return the versions of the packages by name; an empty one is missing."""
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "tiewise": tiewise.__version__}
-    return versions | {name: find_version(name) for name in PACKAGES}
-
-
-def find_version(package: str) -> str | None:
-    """Return the version of an installed package, None without one."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    transformers = gpu_packages.Package("transformers")
+    others = [gpu_packages.ON_A_GPU, transformers, *gpu_packages.read_optional()]
+    return versions | {package.name: gpu_packages.find_version(package) for package in others}
 
 
 def list_sources() -> list[Path]:

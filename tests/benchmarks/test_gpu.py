@@ -14,6 +14,7 @@ from benchmarks import (
     gpu_compare,
     gpu_install,
     gpu_memory,
+    gpu_packages,
     gpu_page,
     gpu_ranks,
     gpu_record,
@@ -22,6 +23,7 @@ from benchmarks import (
     gpu_times,
 )
 from tiewise.boundary.ops import own_pass, path_gradient
+from tiewise.boundary.ops.backend_table import KERNELS
 from tiewise.core.errors import UnsupportedError
 
 
@@ -156,7 +158,7 @@ def test_results_of_another_card_version_or_source_are_not_continued(tmp_path, c
     path = tmp_path / "times.json"
     head = gpu_record.describe_card("cpu")
     assert head["versions"]["torch"] == torch.__version__
-    assert head["versions"]["cut-cross-entropy"] is None or head["versions"]["cut-cross-entropy"][0].isdigit()
+    assert {"triton", "transformers", "liger-kernel", "cut-cross-entropy", "tiewise"} < set(head["versions"])
     gpu_record.write_record(path, head | {"measurements": [1]})
     assert gpu_record.read_record(path, head)["measurements"] == [1]
     assert not capsys.readouterr().out
@@ -306,14 +308,55 @@ def test_main_reports_missing_gpu_or_package_in_one_line(tmp_path, capsys, monke
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "gpu.json")]) == 2
     assert "--device cpu" in capsys.readouterr().err
-    hidden = (
-        "find = u.find_spec; u.find_spec = lambda name, *more: None if name == 'transformers' else find(name, *more)"
-    )
-    command = [sys.executable, "-c", f"import importlib.util as u; {hidden}; import benchmarks.gpu"]
+    hidden = "import benchmarks.gpu_packages as p; find = p.find_version"
+    hidden += "; p.find_version = lambda x: '' if x.name == 'transformers' else find(x)"
+    command = [sys.executable, "-c", f"{hidden}; import benchmarks.gpu"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 2
-    assert "missing transformers: pip install" in run.stderr
+    assert "missing transformers >=5: pip install" in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def hide_package(name, monkeypatch, found=""):
+    find = gpu_packages.find_version
+    monkeypatch.setattr(gpu_packages, "find_version", lambda one: found if one.name == name else find(one))
+
+
+def test_gpu_without_triton_is_refused_before_any_phase(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    hide_package("triton", monkeypatch)
+    assert gpu.main(["--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "benchmarks.gpu: missing triton >=3: pip install them\n"
+    assert not list(tmp_path.iterdir())
+    hide_package("triton", monkeypatch, "3.6.0")
+    assert gpu.check_machine("cuda") == ""
+    hide_package("torch", monkeypatch, "2.5.1+cu124")
+    assert gpu.check_machine("cpu") == "too old torch >=2.6: pip install them"
+
+
+def test_table_names_found_and_wanted_versions(monkeypatch):
+    hide_package("liger-kernel", monkeypatch)
+    hide_package("cut-cross-entropy", monkeypatch, "25.1.1")
+    hide_package("triton", monkeypatch, "2.9")
+    hide_package("torch", monkeypatch, "2.11.0+cu130")
+    rows = [line.split() for line in gpu_packages.format_table(gpu_packages.list_packages(on_gpu=True)).splitlines()]
+    assert rows[0] == ["package", "found", "wanted", "for", "state"]
+    assert ["torch", "2.11.0+cu130", ">=2.6", "all", "phases", "ok"] in rows
+    assert ["triton", "2.9", ">=3", "kernels", "on", "a", "GPU", "too", "old"] in rows
+    assert ["liger-kernel", "-", "==0.8.5", "optional", "missing"] in rows
+    assert ["cut-cross-entropy", "25.1.1", "==25.1.1", "optional", "ok"] in rows
+    hide_package("cut-cross-entropy", monkeypatch, "25.9")
+    assert gpu_packages.format_table(gpu_packages.read_optional()).endswith("another version")
+    assert "triton" not in {package.name for package in gpu_packages.list_packages(on_gpu=False)}
+
+
+def test_optional_wheels_are_in_versions_that_the_backends_take():
+    """A wheel of another version would be refused on a machine without a network."""
+    wheels = {package.name: package.exact for package in gpu_packages.read_optional()}
+    kernels = [kernel for kernel in KERNELS.values() if kernel.package != "torch"]
+    assert set(wheels) == {kernel.package for kernel in kernels}
+    assert all(wheels[kernel.package] in kernel.versions for kernel in kernels)
 
 
 def test_table_of_parts_has_a_column_for_each_shape():
@@ -374,7 +417,7 @@ def test_wrong_curve_of_one_run_sets_exit_code_1(tmp_path, capsys, monkeypatch):
 
 
 def test_comparison_without_its_packages_is_not_run(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "psutil" else object())
+    hide_package("psutil", monkeypatch)
     outcome = gpu_checks.run_check(
         lambda setup: gpu_compare.comparison(setup, tmp_path), gpu_checks.Setup("cpu", 2, 3, 4), "x"
     )
