@@ -1,12 +1,14 @@
 """Peak memory of a training step, as torch measures it and as `plan` predicts it: a phase of `benchmarks.gpu`.
 
 A step is forward, backward and a fused AdamW of an installed model, without dropout. The figure is the relative
-distance of the prediction; it is wrong above a tenth. On a CPU, torch's profiler measures small models that take the
-code path of a GPU without its kernel.
+distance of the prediction; it is wrong above a tenth. Another check compares a tied step with one gradient buffer,
+which saves one [V, D], with a step whose paths have separate ones. On a CPU, torch's profiler measures small models
+that take the code path of a GPU without its kernel.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import tiewise
+from benchmarks.gpu_bars import ONE_BUFFER, list_memory_bars
 from benchmarks.gpu_checks import Figure, Setup, run_checks
 from benchmarks.gpu_record import PhaseResult
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.path_gradient import tied_lookup
 from tiewise.core.backends import LARGE_CHUNKS_IN_MEMORY
 from tiewise.planning.costs import DTYPES, Setting, activation_bytes, row_loss_bytes, step_bytes
 from tiewise.planning.read_config import read
@@ -139,7 +145,40 @@ def compare_step(setup: Setup, case: Case) -> list[Figure]:
     return [Figure(name, abs(predicted / measured - 1), LIMIT)]
 
 
+def one_buffer(setup: Setup) -> list[Figure]:
+    """Return the share of one [V, D] that `tied_lookup` does not save of a step in fp32.
+
+    There are few tokens, so that logits are small next to the table.
+    """
+    vocab, width, tokens = (128_256, 2048, 64) if setup.on_gpu else (3000, 1024, 16)
+    table = (torch.randn(vocab, width, device=setup.device) * width**-0.5).requires_grad_()
+    ids = torch.randint(0, vocab, (tokens,), device=setup.device)
+
+    def separate() -> None:
+        """Take a step whose lookup has a gradient of its own."""
+        linear_cross_entropy(F.embedding(ids, table), table, ids).backward()
+        table.grad = None
+
+    def shared() -> None:
+        """Take a step whose lookup adds to the gradient of the head."""
+        rows, handed = tied_lookup(table, ids)
+        linear_cross_entropy(rows, handed, ids).backward()
+        table.grad = None
+
+    peaks = []
+    for step in (separate, shared):
+        step()  # compile kernels
+        peaks.append(measure_peak(setup, step))
+    name = f"separate {peaks[0] / 1e6:,.1f} MB, one buffer {peaks[1] / 1e6:,.1f} MB: share of [V, D] not saved"
+    return [Figure(name, 1 - (peaks[0] - peaks[1]) / table.nbytes, LIMIT)]
+
+
 def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
-    """Compare the steps that the file does not have as right, until the deadline."""
+    """Run the comparisons that the file does not have as right, until the deadline, and print the bars."""
     cases = LARGE if setup.on_gpu else SMALL
-    return run_checks({name: partial(compare_step, case=case) for name, case in cases.items()}, setup, path, deadline)
+    steps = {name: partial(compare_step, case=case) for name, case in cases.items()}
+    result = run_checks(steps | {ONE_BUFFER: one_buffer}, setup, path, deadline)
+    if path.exists():
+        bars = list_memory_bars(json.loads(path.read_text(encoding="utf-8")))
+        print("".join(f"  {bar}\n" for bar in bars), end="", flush=True)
+    return result

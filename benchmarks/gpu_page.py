@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_bars import Bar, list_check_bars, list_install_bars, list_memory_bars, list_time_bars
+
 RESULTS = Path(__file__).parent / "results" / "gpu"
 HEAD = """## GPU
 
@@ -16,8 +18,10 @@ HEAD = """## GPU
 models against fp64, and measures the loss with both gradients beside its peers.
 Times are multiples of the three bare matrix products of the same type; memory is the peak above the state before.
 
-**Measured:** the tables below, on an H100 and an H200 with torch 2.11. Their `tiewise` is now `backend="chunked"`, and
-their `tiewise, triton` is the default.
+**Measured:** the tables, with torch 2.11, before the Triton kernel became the default. The 16 checks of both cards
+ran the path that is now `backend="chunked"`; in the tables it is `tiewise`. The H100 compared the Triton kernel, now
+the default, with fp64 without options and with a soft-cap only (24 figures of `other_kernels`), and timed it as
+`tiewise, triton`. The H200 ran no Triton kernel of ours, and its `auto` had none to choose.
 
 **Changed since, and never run on a GPU:**
 
@@ -25,28 +29,67 @@ their `tiewise, triton` is the default.
 * `backend="compile"`, `"torch"` and `"liger-sm90"`; the choice of `"auto"` among them
 * `TIEWISE_LOSS=triton` for log-probabilities, entropies and tables over ranks
 * `into` without a wait in the backward pass; `path_sums`; several runs on one card (`--jobs auto`)
-* the phases `memory`, `compare`, `nccl` and `sanitizer`, and so the predicted peak memory of a step
-
+"""
+AFTER_PHASES = """
 Their numbers were compared with fp64 on CPU tensors that take the code path of a GPU, and in triton's interpreter.
 """
+PHASES = ("checks", "install", "times", "memory", "compare", "nccl", "sanitizer", "rows")
 PHASES_OF_CHECKS = ("memory", "compare", "nccl", "sanitizer")
 Record = dict[str, Any]
 
 
 def render_section(folder: Path) -> str:
     """Return the section about all cards that were measured."""
+    head = render_head(folder)
     cards = sorted(path.stem.removeprefix("checks-") for path in folder.glob("checks-*.json"))
     if not cards:
-        return f"{HEAD}\nThe loss has never run on a GPU.\n"
-    blocks = [HEAD]
+        return f"{head}\nThe loss has never run on a GPU.\n"
+    blocks = [head]
     for card in cards:
         checks, times = read_results(folder / f"checks-{card}.json"), read_results(folder / f"times-{card}.json")
-        blocks += [render_checks(checks), *render_further_checks(folder, card)]
+        blocks += [render_checks(checks), *render_install(folder, card), *render_further_checks(folder, card)]
+        blocks.append(render_bars(list_bars(folder, card)))
         blocks += [render_table(measurement) for measurement in times["measurements"]]
         parts = folder / f"rows-{card}.json"
         if parts.exists():
             blocks.append(render_parts(read_results(parts)))
     return "\n".join(blocks)
+
+
+def render_head(folder: Path) -> str:
+    """Return the introduction, with the phases that no card has run."""
+    absent = [f"`{phase}`" for phase in PHASES if not list(folder.glob(f"{phase}-*.json"))]
+    line = f"* the phases {', '.join(absent)}, and what they would measure\n" if absent else ""
+    return f"{HEAD}{line}{AFTER_PHASES}"
+
+
+def list_bars(folder: Path, card: str) -> list[Bar]:
+    """Return every bar of one card; those of a phase without a file have never run."""
+    checks, times, memory, install = (
+        read_results(path) if (path := folder / f"{phase}-{card}.json").exists() else None
+        for phase in ("checks", "times", "memory", "install")
+    )
+    bars = list_check_bars(checks) if checks else []
+    for measurement in times["measurements"] if times else []:
+        bars += list_time_bars(measurement)
+    return [*bars, *list_memory_bars(memory), *list_install_bars(install)]
+
+
+def render_bars(bars: list[Bar]) -> str:
+    """Return the table of bars, each with its value and the verdict."""
+    lines = ["| bar | measured | at most | |", "|---|---|---|---|"]
+    lines += [f"| {bar.name} | {bar.shown} | {bar.limit:g} | {bar.verdict} |" for bar in bars]
+    return "\n".join([*lines, ""])
+
+
+def render_install(folder: Path, card: str) -> list[str]:
+    """Return a line about the installed families that the card has run."""
+    path = folder / f"install-{card}.json"
+    if not path.exists():
+        return ["install, twelve families over 20 steps: never run.\n"]
+    families = read_results(path)["families"]
+    states = [f"`{name}` {family['state']}" for name, family in families.items()]
+    return [f"install: {', '.join(states)}.\n"]
 
 
 def read_results(path: Path) -> Record:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu_bars import list_time_bars
 from benchmarks.gpu_branch import gpu_branch
 from benchmarks.gpu_checks import Setup
 from benchmarks.gpu_record import PhaseResult, describe_card, read_record, write_record
@@ -221,6 +222,7 @@ def run_phase(setup: Setup, path: Path, deadline: float) -> PhaseResult:
         result.right += len(measurement["rows"]) - len(inexact)
         result.wrong += inexact + find_failed_rows(measurement)
         result.not_run += find_absent_rows(measurement)
+        print("".join(f"  {bar}\n" for bar in list_time_bars(measurement)), end="", flush=True)
     return result
 
 

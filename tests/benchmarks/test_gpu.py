@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import (
     gpu,
+    gpu_bars,
     gpu_checks,
     gpu_compare,
     gpu_install,
@@ -499,10 +500,85 @@ def test_section_lists_the_checks_of_further_phases(tmp_path):
     assert gpu_page.render_further_checks(tmp_path, "h100") == ["nccl: `data_parallel` right, `fully_sharded` wrong.\n"]
 
 
+def make_measurement(width, dtype="bfloat16", **milliseconds):
+    """Return a measurement whose three products take 10 ms."""
+    names = {
+        "triton": "tiewise, triton",
+        "chunked": "tiewise, chunked",
+        "auto": "tiewise, auto",
+        "compiled": "compiled",
+    }
+    rows = [
+        {"name": names.get(name, name), "milliseconds": time, "ratio": time / 10} for name, time in milliseconds.items()
+    ]
+    return {"shape": [4, 5, width], "dtype": dtype, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("measurement", "expected"),
+    [
+        (make_measurement(2048, tiewise=11.5, chunked=30.0, auto=11.5, compiled=11.0), ["1.15 met", "1.05 met"]),
+        (make_measurement(4096, tiewise=11.6, chunked=30.0, auto=11.6, compiled=11.0), ["1.16 missed", "1.05 missed"]),
+        (make_measurement(768, triton=15.0, tiewise=30.0, auto=15.0, compiled=12.0), ["1.50 met", "1.25 missed"]),
+        (make_measurement(768, "float32", tiewise=11.0, auto=11.0), [" never run", "1.00 met"]),  # tiewise is chunked
+        (make_measurement(768, triton=15.1), ["1.51 missed"]),
+    ],
+)
+def test_bars_of_times(measurement, expected):
+    assert [f"{bar.shown} {bar.verdict}" for bar in gpu_bars.list_time_bars(measurement)] == expected
+
+
+def test_bars_of_checks_memory_and_install():
+    figures = [{"value": 0.0}, {"value": 1.0}]
+    checks = [{"check": "synchronisations", "state": "wrong", "figures": figures}, {"check": "a", "state": "right"}]
+    wrong, waits = gpu_bars.list_check_bars({"checks": checks})
+    assert (str(wrong), waits.verdict) == ("wrong checks: 1, at most 0: missed", "missed")
+    checks = [{"check": name, "figures": [{"value": value}]} for name, value in (("a", 0.02), ("b", 0.2))]
+    one_buffer = {"check": gpu_bars.ONE_BUFFER, "figures": [{"value": 0.05}]}
+    bars = gpu_bars.list_memory_bars({"checks": [*checks, one_buffer]})
+    assert [(bar.value, bar.verdict) for bar in bars] == [(0.05, "met"), (0.2, "missed")]
+    assert [bar.verdict for bar in gpu_bars.list_memory_bars(None)] == ["never run"] * 2
+    families = {"llama": {"figures": [{"value": 0.0}, {"value": 2e-6}]}, "t5": {"figures": []}}
+    (bar,) = gpu_bars.list_install_bars({"families": families})
+    assert (bar.shown, bar.verdict) == ("2e-06", "met")
+    assert gpu_bars.list_install_bars(None)[0].verdict == "never run"
+
+
+def test_page_renders_installed_families_or_never_run(tmp_path):
+    assert gpu_page.render_install(tmp_path, "x") == ["install, twelve families over 20 steps: never run.\n"]
+    assert "* the phases `checks`, `install`, `times`, `memory`, " in gpu_page.render_head(tmp_path)
+    families = {"llama": {"state": "right", "figures": [{"value": 1e-6}]}, "t5": {"state": "wrong", "figures": []}}
+    (tmp_path / "install-x.json").write_text(json.dumps({"families": families}))
+    assert gpu_page.render_install(tmp_path, "x") == ["install: `llama` right, `t5` wrong.\n"]
+    assert "`install`" not in gpu_page.render_head(tmp_path)
+    table = gpu_page.render_bars(gpu_page.list_bars(tmp_path, "x")).splitlines()
+    assert table[-1] == "| twelve families, 20 steps: distance of losses and weights | 1e-06 | 1e-05 | met |"
+
+
+def test_phases_of_times_and_memory_print_their_bars(tmp_path, capsys):
+    assert run(tmp_path, "--phases", "times,memory") == 0
+    printed = capsys.readouterr().out
+    assert "  fp32, 40 × 61 × 8: default / three products: " in printed
+    assert "  share of one [V, D] that one buffer does not save: 0.0" in printed
+    assert "  predicted peak of a step: distance: " in printed
+
+
+def test_two_gradients_of_the_table_make_the_check_of_one_buffer_wrong(monkeypatch):
+    def look_up(table, ids):
+        return torch.nn.functional.embedding(ids, table), table
+
+    setup = gpu_checks.Setup("cpu", 40, 61, 8)
+    assert gpu_checks.run_check(gpu_memory.one_buffer, setup).state == "right"
+    monkeypatch.setattr(gpu_memory, "tied_lookup", look_up)
+    outcome = gpu_checks.run_check(gpu_memory.one_buffer, setup)
+    assert outcome.state == "wrong"
+    assert outcome.figures[0].value > 0.9
+
+
 def test_wrong_prediction_of_the_peak_sets_exit_code_1(tmp_path, capsys, monkeypatch):
     predict = gpu_memory.activation_bytes
     monkeypatch.setattr(gpu_memory, "activation_bytes", lambda *given: round(0.75 * predict(*given)))
     assert run(tmp_path, "--phases", "memory") == 1
-    assert "memory: 0 right, 1 wrong" in capsys.readouterr().out
+    assert "memory: 1 right, 1 wrong" in capsys.readouterr().out
     monkeypatch.setattr(gpu_memory, "activation_bytes", predict)
     assert run(tmp_path, "--phases", "memory") == 0
