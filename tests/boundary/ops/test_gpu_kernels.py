@@ -484,6 +484,7 @@ def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_p
     assert tried == [("tiewise", *kernels)]
     assert CALLS == ["right"] * 4
     (record,) = json.loads((tmp_path / "tiewise" / "losses.json").read_text()).values()
+    assert record.pop("tiewise").startswith(f"{tiewise.__version__} ")
     assert record | {"torch": ""} == {
         **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
         **dict.fromkeys(kernels, "1.0"),

@@ -39,6 +39,7 @@ from torch import Tensor
 
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.compiled_kernels import kernels
+from tiewise.boundary.ops.kernel_version import kernel_version
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
 from tiewise.core.files import cache_folder, write_atomically
 
@@ -325,8 +326,9 @@ def cached_record(
 ) -> dict[str, Any]:
     """Return the cached record of a trial that has all `names`, else one of `measure` now.
 
-    A record has `what` and the results.
+    A record has `what`, the version of tiewise's losses and the results. A trial of another version does not count.
     """
+    what = {**what, "tiewise": kernel_version()}
     key = hashlib.sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
     trials = _read_trials(file)
     if _usable_times(trials.get(key), names) is not None:
