@@ -1,6 +1,7 @@
 """Start commands as one process or as several ranks, and return the exit code and output of each."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def launch(folder, count, *arguments):
     ranks = [rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
     command = [sys.executable, "-m", "tiewise", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return [subprocess.Popen(command, cwd=folder, env=environment | rank, **pipes) for rank in ranks]
 
 
@@ -52,9 +53,17 @@ def training_advances(folder):
 
 
 def wait_for_exit(processes):
-    """Return (exit code, stdout, stderr) of each process; kill those that do not end."""
+    """Return (exit code, stdout, stderr) of each process.
+
+    Those that do not end show their stacks and are killed.
+    """
     try:
         outputs = [process.communicate(timeout=PATIENCE) for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints the stack of each thread
+        stacks = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+        raise AssertionError("\n".join(stacks)) from None
     finally:
         for process in processes:
             process.kill()

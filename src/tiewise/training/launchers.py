@@ -113,10 +113,11 @@ class OnRay(Workers):
         """Return all tasks that have a message: the first alone would silence the others."""
         tasks = [task for task in busy if isinstance(task, _Task)]
         streams = [task.stream for task in tasks]
+        awaited = [*streams, *(stream.completed() for stream in streams)]
         ready: list[Any] = []
         while not ready:
-            ready, _ = self.ray.wait(streams, num_returns=len(streams), timeout=_LISTEN)
-        return [task for task in tasks if task.stream in ready]
+            ready, _ = self.ray.wait(awaited, num_returns=len(awaited), timeout=_LISTEN)
+        return [task for task in tasks if task.stream in ready or task.stream.completed() in ready]
 
     def end(self) -> None:
         """Leave the cluster, or end it if it is local; running tasks end."""
@@ -233,6 +234,7 @@ class _Task:
         self.over = over
         self.job: Work | None = None
         self.stream: Any = None
+        self.is_cancelled = False
 
     def start_job(self, job: Work, call: bytes) -> None:
         """Start the task of a run."""
@@ -240,6 +242,7 @@ class _Task:
         env = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
         task = over.ray.remote(stream_messages).options(num_cpus=over.threads, max_retries=0, **over.options)
         self.stream = task.remote(call, env, str(over.out), over.token, installed_versions())
+        self.is_cancelled = False
         self.job = job  # from here on `stop` has a task to cancel
 
     def clear_job(self) -> None:
@@ -251,6 +254,8 @@ class _Task:
         errors, job = self.over.ray.exceptions, self.job
         assert job is not None, "only a task with a job says something"
         try:
+            if self.is_cancelled:
+                self._raise_if_ended()
             message: Message = self.over.ray.get(next(self.stream))
             return message
         except errors.TaskCancelledError:
@@ -262,8 +267,19 @@ class _Task:
             return "lost", f"was lost ({_last_line(error)})"
         return "error", pickle.dumps(end)
 
+    def _raise_if_ended(self) -> None:
+        """Raise TaskCancelledError if the cancelled task has ended.
+
+        Ray may lose the last messages of such a task, and reading them would take forever.
+        """
+        completed = self.stream.completed()
+        has_ended, _ = self.over.ray.wait([completed], timeout=0)
+        if has_ended:
+            self.over.ray.get(completed)
+
     def stop(self) -> None:
         """Make the task's worker write a checkpoint and stop."""
+        self.is_cancelled = True
         self.over.ray.cancel(self.stream)
 
     def end(self) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 
 from tiewise.core import __version__
 from tiewise.core.errors import RunError
+from tiewise.core.interrupts import set_ctrl_c_handler
 from tiewise.training.worker_process import Message, Worker
 
 TOKEN = ".token"  # file in the folder of a run that other machines train
@@ -42,9 +44,11 @@ def stream_messages(call: bytes, env: Mapping[str, str], folder: str, token: str
     worker = _idle.pop(gpus, None) or Worker(env)
     worker.send(call)
     has_ended, due = False, 0.0
+    cancellation = _NotedCancellation()
+    before = set_ctrl_c_handler(cancellation)
     try:
         while not has_ended:
-            message = _next_message(worker)
+            message = _next_message(worker, cancellation)
             has_ended = message[0] in _LAST
             if message[0] in ("found", "error"):
                 _idle[gpus] = worker
@@ -59,13 +63,33 @@ def stream_messages(call: bytes, env: Mapping[str, str], folder: str, token: str
             while worker.next_message()[0] not in _LAST:
                 pass
             worker.end()
+        set_ctrl_c_handler(before)
 
 
-def _next_message(worker: Worker) -> Message:
-    """Wait for a worker's next message."""
-    while not worker.connection.poll(_PAUSE):
-        pass  # a cancelled task gets its KeyboardInterrupt between two polls, since it does not wake a read
-    return worker.next_message()
+class _NotedCancellation:
+    """Handler of the interrupt with which Ray cancels a task: it only takes note.
+
+    An exception could come between the arrival of a worker's last message and the statement that reads it. The task
+    would then wait forever for another message.
+    """
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        self.is_cancelled = True
+
+
+def _next_message(worker: Worker, cancellation: _NotedCancellation) -> Message:
+    """Wait for a worker's next message.
+
+    KeyboardInterrupt: Ray has cancelled the task, and no message was taken.
+    """
+    while not cancellation.is_cancelled:
+        if worker.connection.poll(_PAUSE):
+            return worker.next_message()
+    raise KeyboardInterrupt
 
 
 def find_mismatch(folder: str, token: str, needed: str) -> tuple[str, str] | None:
