@@ -47,6 +47,8 @@ AXES = {
     "recurrent": ["tokens", "arm"],
     "sharing-by-depth": ["layers", "arm"],
     "sharing-deep": ["layers", "arm"],
+    "free-rows": ["train_tokens", "arm"],
+    "untie-late": ["train_tokens", "arm"],
     "recurrent-vectors": ["contrast"],
 }
 LANGUAGES = {"fortunes": "English", "de": "German", "ru": "Russian"}
@@ -89,13 +91,17 @@ def cell_text(row: Row, column: str) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return the rows of a study in Markdown."""
     axes = AXES[rows[0]["study"]]
+    has_both_steps = bool(rows[0].get("last"))  # older studies have the last step alone
+    step = "best step" if has_both_steps else "last step"
     header = [*(axis.replace("_", " ").replace("tokenizer", "V") for axis in axes)]
     if "contrast" in axes:
-        header.append("difference, last step")
+        header.append(f"difference, {step}")
     else:
         arm = "" if "arm" in axes else f"{rows[0]['arm']} "
-        header.append(f"{arm}− {rows[0]['reference']}, last step")
+        header.append(f"{arm}− {rows[0]['reference']}, {step}")
     header += ["95 % interval", "verdict", "could show", "on training text"]
+    if has_both_steps:
+        header.append("last step")
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for row in rows:
         mean, low, high, least, training = (
@@ -103,9 +109,11 @@ def table(rows: Sequence[Row]) -> str:
         )
         interval = f"[{signed(low)}, {signed(high)}]"
         value = f"**{signed(mean)}**" if row["sign"] != "0" else signed(mean)
-        lines.append(
-            [*(cell_text(row, axis) for axis in axes), value, interval, row["verdict"], plain(least), signed(training)]
-        )
+        line = [*(cell_text(row, axis) for axis in axes), value, interval, row["verdict"], plain(least)]
+        line.append(signed(training))
+        if has_both_steps:
+            line.append(signed(float(row["last"])))
+        lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -41,6 +41,7 @@ ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
 FIRST = 4  # number of figures of a section that are not folded
 MEASURED_HEADER = ("held-out", "±", "verdict", "could show", "training", "n")
+LAST_HEADER = ("last step",)  # column of a study whose runs keep their best step
 BITS_HEADER = ("bits per byte", "±")  # columns of a study whose vocabularies differ
 
 
@@ -61,13 +62,23 @@ def table(study: Study) -> Listing:
             plain(result.heldout.detectable),
         ]
         cells += [signed(result.training.mean), str(result.heldout.n)]
+        if has_last_steps(study):
+            cells += [NONE if result.last is None else signed(result.last.mean)]
         if needs_bits(study):
             cells += _bits_cells(result)
         rows.append(cells)
     header = [*(words(axis) for axis in columns), *MEASURED_HEADER]
+    if has_last_steps(study):
+        header += LAST_HEADER
     if needs_bits(study):
         header += BITS_HEADER
     return Listing(f"Every row: {contrast}", header, rows)
+
+
+def has_last_steps(study: Study) -> bool:
+    """Return whether a study's differences at the last step are others than those of the steps that runs keep."""
+    lasts = [(result.last, result.heldout) for result in study.results]
+    return any(last is not None and last.mean != kept.mean for last, kept in lasts)
 
 
 def needs_bits(study: Study) -> bool:

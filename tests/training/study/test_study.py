@@ -4,6 +4,7 @@ import csv
 import shlex
 from dataclasses import replace
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 from tests.report.comparison_sample import sample_comparison
@@ -11,6 +12,7 @@ from tests.report.comparison_sample import sample_comparison
 from tiewise.cli.train_settings import OPTIONS, choose_settings
 from tiewise.core.estimates import mean_interval
 from tiewise.core.spec import split_specs
+from tiewise.training.results import LastStep
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.study.study import Study, command_for
@@ -54,6 +56,22 @@ def test_study_rows_have_differences_in_bits_per_byte(study):
     assert written == pytest.approx([e.value, e.low, e.high, sum(own) / 3])
     masked = replace(row, bits=None, bits_per_byte=None).flat()  # of a masked model
     assert [masked[name] for name in ("bits", "bits_low", "bits_high", "bits_per_byte")] == [None] * 4
+
+
+def test_study_rows_have_differences_at_last_step(study):
+    found, comparison = study
+    (cell, *_) = found.grid.cells()
+    runs = [
+        replace(run, last=LastStep(None, 1.0, run.heldout_nll + seed_loss, 2.0))
+        for run, seed_loss in zip(comparison.runs, np.arange(len(comparison.runs)) ** 2 / 100, strict=True)
+    ]
+    later = replace(comparison, runs=runs)
+    row = next(row for row in Study.of(found.grid, {cell: later}, found.folder).results if row.arm == "tied")
+    own, reference = ([run.last.heldout_nll for run in later.of(arm)] for arm in ("tied", "untied"))
+    e = mean_interval([a - b for a, b in zip(own, reference, strict=True)])
+    assert [row.flat()[name] for name in ("last", "last_low", "last_high")] == pytest.approx([e.value, e.low, e.high])
+    without = next(row for row in found.results if row.arm == "tied").flat()
+    assert [without[name] for name in ("last", "last_low", "last_high")] == [None] * 3
 
 
 def test_study_corrects_p_values_by_holm_over_all_rows(study):

@@ -25,7 +25,7 @@ import pyarrow.parquet
 from tiewise.core.files import atomic_replacement, write_atomically
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
-from tiewise.training.results import Comparison, Difference, differences
+from tiewise.training.results import AT_LAST, Comparison, Difference, differences
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.step_names import BEST
 from tiewise.training.study.grid import StudyGrid
@@ -56,6 +56,7 @@ class SweepResult:
     command: str  # command that repeats the result's comparison
     bits: Difference | None = None  # held-out loss in bits per byte; None for masked tokens, which form no text
     bits_per_byte: float | None = None  # of the arm, mean over seeds
+    last: Difference | None = None  # held-out nll at the last step; None if every run keeps that step
 
     @property
     def contrast(self) -> str:
@@ -105,15 +106,19 @@ class SweepResult:
         result |= {"documents": self.heldout.documents, "df": self.heldout.df}
         for name, d in (("heldout", self.heldout), ("training", self.training)):
             result |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
-        bits = self.bits
-        for name, value in (("bits", "mean"), ("bits_low", "low"), ("bits_high", "high")):
-            result[name] = None if bits is None else getattr(bits, value)
+        result |= _optional_columns("bits", self.bits) | _optional_columns("last", self.last)
         result |= {"p_equivalence": self.heldout.p_equivalence}
         result |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
         for name, value in vars(self).items():
             if name != "at":
                 result.setdefault(name, value)
         return {name: to_strict_json(value) for name, value in result.items()}
+
+
+def _optional_columns(name: str, d: Difference | None) -> dict[str, float | None]:
+    """Return mean and interval of a difference that some results lack, by column."""
+    mean, low, high = (None, None, None) if d is None else (d.mean, d.low, d.high)
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,6 +234,7 @@ def _results(grid: StudyGrid, cell: str, settings: Settings, comparison: Compari
             command=command_for(settings, f"runs/{cell}"),
             bits=by_metric.get("bits_per_byte"),
             bits_per_byte=fmean(run.bits_per_byte for run in runs) if "bits_per_byte" in by_metric else None,
+            last=by_metric.get(f"{AT_LAST}heldout_nll"),
         )
 
 
