@@ -76,9 +76,13 @@ def table(study: Study) -> Listing:
 
 
 def has_last_steps(study: Study) -> bool:
-    """Return whether a study's differences at the last step are others than those of the steps that runs keep."""
-    lasts = [(result.last, result.heldout) for result in study.results]
-    return any(last is not None and last.mean != kept.mean for last, kept in lasts)
+    """Return whether a difference at the last step is another one than at the best step."""
+    return any(_differs_at_last_step(result) for result in study.results)
+
+
+def _differs_at_last_step(result: SweepResult) -> bool:
+    """Return whether a result has another difference at the last step."""
+    return result.last is not None and result.last.mean != result.heldout.mean
 
 
 def needs_bits(study: Study) -> bool:

@@ -115,10 +115,11 @@ class SweepResult:
         return {name: to_strict_json(value) for name, value in result.items()}
 
 
-def _optional_columns(name: str, d: Difference | None) -> dict[str, float | None]:
+def _optional_columns(name: str, difference: Difference | None) -> dict[str, float | None]:
     """Return mean and interval of a difference that some results lack, by column."""
-    mean, low, high = (None, None, None) if d is None else (d.mean, d.low, d.high)
-    return {name: mean, f"{name}_low": low, f"{name}_high": high}
+    if difference is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: difference.mean, f"{name}_low": difference.low, f"{name}_high": difference.high}
 
 
 @dataclass(frozen=True, repr=False)
