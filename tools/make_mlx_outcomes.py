@@ -54,6 +54,7 @@ ABOUT = (
     "or by the one that it takes for it. families: loads of tiny models; other families were not run. ends: by the "
     "flag true, false and absent, a letter for each state of the tables (no head, equal head, other head, head alone, "
     "neither): t tied, u both as stored, d head dropped, e load error, ? not seen. inputs, heads: names of the tables. "
+    "shape: config keys of the rows and the width of its input table, which are those of its head too. "
     "tensors: names outside layers, # for a number, ? after one that may be absent. layers: the same for each kind of "
     "layer, by the name of the list. "
     "skipped: further tensors of a layer that it passes by. skipped_parts: beginnings of names that it passes by. "
@@ -204,6 +205,7 @@ class FamilyRun:
         return {
             "inputs": self.checkpoint.inputs,
             "heads": self.checkpoint.heads,
+            "shape": self._shape(),
             "tensors": self._outer(),
             "layers": self._layers(),
             "skipped": self._skipped(),
@@ -224,6 +226,33 @@ class FamilyRun:
     def _ends(self) -> set[str]:
         """Return the names of input tables and head."""
         return {*self.checkpoint.inputs, *self.checkpoint.heads}
+
+    def _shape(self) -> list[str | None]:
+        """Return the config keys of the rows and the width of mlx-lm's input table; None for one that is not found.
+
+        The class is built with one key doubled, and with the number of attention heads doubled as well.
+        """
+        table = self._own_name(self.checkpoint.inputs)
+        usual = shape_in_class(self.healthy.config, table)
+        assert usual is not None
+        keys: list[str | None] = [None, None]
+        heads = {key: 2 * value for key, value in self._all_keys.items() if key.endswith("num_attention_heads")}
+        for key, value in self._all_keys.items():
+            for further in ({}, heads):
+                changed = self._with_keys(self._all_keys | further | {key: doubled(value)})
+                shape = shape_in_class(changed.config, table)
+                for axis in (0, 1):
+                    if shape is not None and shape[axis] == 2 * usual[axis] == doubled(value):
+                        keys[axis] = key
+        return keys
+
+    def _own_name(self, names: Sequence[str]) -> str:
+        """Return mlx-lm's name of the parameter that a stored tensor of these names fills."""
+        values = self.healthy.stored(names)
+        with tempfile.TemporaryDirectory() as path:
+            self.healthy.write(Path(path))
+            parameters = loaded_parameters(Path(path))
+        return next(name for name, loaded in parameters.items() if np.array_equal(loaded, values))
 
     def _outer(self) -> list[str]:
         """Return the patterns of tensors outside layers, without the two ends."""
@@ -521,6 +550,21 @@ def default_of(key: str, config: dict[str, Any]) -> Any:
     if parameter is None or not isinstance(parameter.default, bool | int | float | str):
         return None
     return parameter.default
+
+
+def doubled(value: Any) -> Any:
+    """Return twice a number of a config; any other value as it is."""
+    return 2 * value if type(value) is int else value
+
+
+def shape_in_class(config: dict[str, Any], name: str) -> tuple[int, ...] | None:
+    """Return the shape of a parameter in mlx-lm's class for a config; None if the class cannot be built with it."""
+    model_class, arguments = _get_classes(config)
+    try:
+        model = model_class(arguments.from_dict(json.loads(json.dumps(config))))
+    except Exception:  # each class has its own checks
+        return None
+    return dict(tree_flatten(model.parameters()))[name].shape
 
 
 def loaded_parameters(folder: Path) -> dict[str, np.ndarray]:

@@ -79,6 +79,18 @@ def with_packed_ends(*names):
     return change
 
 
+def packed_without_its_section(checkpoint):
+    """Pack every matrix as mlx-lm does, and leave out the section that says so."""
+    changed_by(folders.quantise_as_mlx)(checkpoint)
+    del checkpoint.config["quantization"]
+
+
+def packed_with_both_sections(checkpoint):
+    """Pack every matrix as mlx-lm does, and copy its section as mlx-lm itself writes it."""
+    changed_by(folders.quantise_as_mlx)(checkpoint)
+    checkpoint.config["quantization_config"] = checkpoint.config["quantization"]
+
+
 def with_table_of_half_the_width(checkpoint):
     """Halve the input table, to a width that the config has for another part."""
     checkpoint.config["head_dim"] = 16
@@ -142,12 +154,14 @@ CASES = {
     "biases of one kind of layer": ("qwen3_next", with_biases_of_attention, columns.TIED, ""),
     "multi-token parts": ("qwen3_next", with_tensor("mtp.layers.0.norm.weight", 4), columns.TIED, ""),
     "half a dropped head": ("llama", with_head_of_half_the_width, columns.DROPPED, ""),
-    "half a head that is read": ("helium", with_head_of_half_the_width, columns.ERROR, "lm_head.weight is 16 wide"),
+    "half a head that is read": ("helium", with_head_of_half_the_width, columns.ERROR, "[99, 16]"),
     "two packed ends": ("llama", with_packed_ends("embed_tokens", "lm_head"), columns.ERROR, "has no lm_head.scales"),
     "packed head alone": ("llava", with_packed_ends("lm_head"), columns.ERROR, "has no language_model.lm_head.scales"),
-    "plain head next to a packed table": ("llama", with_packed_ends("embed_tokens"), columns.DEPENDS, "same values"),
-    "packed head of a class with a head": ("helium", with_packed_ends("lm_head"), columns.DEPENDS, "same values"),
-    "table of another width": ("llama", with_table_of_half_the_width, columns.ERROR, "16 wide"),
+    "plain head next to a packed table": ("llama", with_packed_ends("embed_tokens"), columns.DROPPED, ""),
+    "packed head of a class with a head": ("helium", with_packed_ends("lm_head"), columns.DROPPED, ""),
+    "packed without a section": ("llama", packed_without_its_section, columns.ERROR, "scales"),
+    "packed with both sections": ("llama", packed_with_both_sections, columns.TIED, ""),
+    "table of another width": ("llama", with_table_of_half_the_width, columns.ERROR, "[99, 16]"),
     "prefix that it removes": ("laguna", with_prefix("language_model."), columns.DEPENDS, "not those of its class"),
     "no vision layer": ("gemma3", without_vision_layer, columns.TIED, ""),
     "layers counted by a list": ("nemotron_h", changed_by(folders.add_layer), columns.ERROR, "beyond the config"),
@@ -218,7 +232,8 @@ def test_check_without_build_judges_ends_alone(tmp_path):
 
 
 RECORD = {
-    "ends": "ttdee euuee ttdee", "inputs": ["a.embed.weight"], "heads": ["head.weight"], "tensors": ["a.norm.weight"],
+    "ends": "ttdee euuee ttdee", "inputs": ["a.embed.weight"], "heads": ["head.weight"], "shape": ["v", "w"],
+    "tensors": ["a.norm.weight"],
     "layers": {"a.layers": [["x.weight", "z.weight?"], ["y.weight"]]}, "skipped": ["inv_freq"],
     "skipped_parts": ["vision."], "more_layers": True, "converted": [], "keys": [["d", "e"]], "by_default": {"f": 4},
     "not_null": ["d"], "values": {}, "unpackable": ["a.layers.#.gate"], "refuses_wrong_dropped_head": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from tiewise.checkpoint.facts import Facts
@@ -160,25 +161,31 @@ def _differ_in_shape(facts: Facts) -> bool:
     return _state_without_scan(facts, table, head) == DIFFERENT
 
 
-def shape_misfit(facts: Facts, with_head: bool = True) -> str | None:
+def shape_misfit(facts: Facts) -> str | None:
     """Return a sentence about a tensor whose shape differs from the class. None if all shapes fit.
 
-    It checks rows against the vocabulary, widths against the config, and the shapes of end tensors and biases. A
-    loader that drops the stored head does not look at it (`with_head`).
+    It checks rows against the vocabulary, widths against the config, and the shapes of end tensors and biases.
     """
     roles = facts.roles
-    tables = [roles.loaded_input]
-    if with_head:
-        tables.append(roles.loaded_output)
-    for table in tables:
+    for table in (roles.loaded_input, roles.loaded_output):
         if table is None or roles.is_packed(table):
             continue
         misfit = _table_misfit(facts, table)
         if misfit is not None:
             return misfit
-    if roles.opaque and not facts.quantised:
-        opaque = roles.opaque[0]
-        return f"{short(opaque.name)} has the shape {list(opaque.shape)}, which no table has."
+    return misfit_without_tables(facts)
+
+
+def misfit_without_tables(facts: Facts, compared: Container[str] = ()) -> str | None:
+    """Return a sentence about an end that is no table, or a bias of another shape. None if all fit.
+
+    Args:
+        facts: the checkpoint.
+        compared: names of ends that the caller compares itself.
+    """
+    opaque = [tensor for tensor in facts.roles.opaque if tensor.name not in compared]
+    if opaque and not facts.quantised:
+        return f"{short(opaque[0].name)} has the shape {list(opaque[0].shape)}, which no table has."
     for name, shape in facts.misfits.items():
         stored_shape = list(facts.folder.tensors[name].shape)
         return f"{short(name)} has the shape {stored_shape}, and its class {list(shape)}."

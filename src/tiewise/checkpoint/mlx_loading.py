@@ -14,20 +14,23 @@ from tiewise.checkpoint.family_record import family_data, mlx_data, module_of
 from tiewise.checkpoint.indexed_tensors import LAYER_COUNTS
 from tiewise.checkpoint.loader_columns import (
     DEPENDS,
+    DIFFERENT,
     ERROR,
     MLX,
     MLX_LETTERS,
     NO_HEAD,
     NOT_SERVED,
     SENTENCES,
+    STATES,
     UNTIED,
     Loader,
     LoaderOutcome,
     outcome_of,
 )
-from tiewise.checkpoint.loader_states import shape_misfit
+from tiewise.checkpoint.loader_states import misfit_without_tables
 from tiewise.checkpoint.mlx_fit import Misfit, MlxFit, MlxFolder, unknown_tensor
 from tiewise.checkpoint.mlx_runs import MlxRun
+from tiewise.checkpoint.mlx_shapes import PACKED_TYPE, MlxEndShapes, mlx_section
 from tiewise.checkpoint.server_loading import server_outcome
 from tiewise.checkpoint.untrusted import short
 
@@ -96,16 +99,27 @@ class MlxLoading:
         loader = self._loader(f"run on {mlx_data()['date']}", words)
         outcome = server_outcome(self.facts, loader, True)
         if outcome.outcome not in (ERROR, NOT_SERVED, NO_HEAD):
-            has_head = UNTIED in words or run.refuses_wrong_dropped_head
+            has_head = not {UNTIED, DEPENDS}.isdisjoint(words) or run.refuses_wrong_dropped_head
             misfit = self._shape_misfit(run, with_head=has_head)
             if not has_head:
                 misfit = self._packed_head_misfit(run) or misfit
             if misfit is not None:
                 return self._outcome_of_misfit(Misfit(misfit))
+            if self._stores_other_head(run):
+                outcome = outcome_of(loader, words[STATES.index(DIFFERENT)])
         if self.facts.quantised or outcome.outcome not in words or outcome.outcome == DEPENDS:
             return outcome
         is_as_run = outcome.sentence == SENTENCES[outcome.outcome]
         return replace(outcome, predicted=not is_as_run)
+
+    def _stores_other_head(self, run: MlxRun) -> bool:
+        """Return whether table and head differ in shape, type or packed parts. Both have the names of the class."""
+        tensors = self.facts.folder.tensors
+        table, head = (tensors.get(names[0]) for names in (run.inputs, run.heads))
+        if table is None or head is None:
+            return False
+        one_is_packed = (table.dtype == PACKED_TYPE) != (head.dtype == PACKED_TYPE)
+        return one_is_packed or table.shape != head.shape or bool(self.facts.parts_packed_apart)
 
     def _packed_head_misfit(self, run: MlxRun) -> str | None:
         """Return a sentence about the packed head of a model without a head. None without one.
@@ -119,27 +133,11 @@ class MlxLoading:
 
     def _shape_misfit(self, run: MlxRun, with_head: bool) -> str | None:
         """Return a sentence about an end of another shape or name than in the class. None if all fit."""
-        rows = self.facts.text.vocab_size
         names = list(run.inputs)
         if with_head:
             names += run.heads
-        for name in names:
-            table = self.facts.folder.tensors.get(name)
-            # mlx-lm packs numbers along a row, so that the rows are those of the table
-            if table is not None and table.dtype == "U32" and rows is not None and table.shape[0] != rows:
-                return f"{short(name)} has {table.shape[0]} rows, and the config says {rows}."
-        return self._width_misfit(run) or shape_misfit(self.facts, with_head) or self._name_misfit(run)
-
-    def _width_misfit(self, run: MlxRun) -> str | None:
-        """Return a sentence about an input table of another width than the hidden states. None if it fits."""
-        width = self.facts.text.hidden_size
-        for name in run.inputs:
-            table = self.facts.folder.tensors.get(name)
-            if table is None or width is None or self.facts.roles.is_packed(table):
-                continue
-            if table.columns != width:
-                return f"{short(name)} is {table.columns} wide, and the config says {width}."
-        return None
+        misfit = MlxEndShapes(run, self.facts.config, self.facts.folder.tensors).misfit(names)
+        return misfit or misfit_without_tables(self.facts, {*run.inputs, *run.heads}) or self._name_misfit(run)
 
     def _name_misfit(self, run: MlxRun) -> str | None:
         """Return a sentence about an end under another name than its class has. None if all names fit."""
@@ -164,8 +162,12 @@ class MlxLoading:
         misfit = self._misfit_of_files()
         if misfit is not None:
             return misfit
-        if "quantization_config" in facts.config:
-            return Misfit("It was not run with this quantisation.", is_certain=False)
+        packed = _packed_modules(names)
+        if mlx_section(facts.config) is None:
+            if "quantization_config" in facts.config:
+                return Misfit("It was not run with this quantisation.", is_certain=False)
+            if packed:
+                return Misfit(unknown_tensor(f"{min(packed)}.scales"))
         return MlxFit(run, self._folder(_without_prefixes(names, run.stripped))).misfit()
 
     def _folder(self, names: AbstractSet[str]) -> MlxFolder:

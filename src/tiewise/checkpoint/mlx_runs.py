@@ -70,6 +70,7 @@ class MlxRun:
     ends: str
     inputs: Sequence[str]
     heads: Sequence[str]
+    shape: Sequence[str | None]
     tensors: Sequence[str]
     layers: Mapping[str, Sequence[Sequence[str]]]
     skipped: Sequence[str]

@@ -274,7 +274,7 @@ SECTIONS = st.dictionaries(KEYS_OF_MLX, VALUES | st.integers(-(2**70), 2**70)) |
 def test_repair_drops_all_parts_of_a_packed_head(tmp_path, method):
     path = llama(tmp_path / "a", **quantised(by(method, E), by(method, H)))
     known = ["transformers", "vLLM"]
-    if method != "mlx":
+    if method not in ("mlx", "bitsandbytes"):  # mlx-lm refuses the scales of the one, and the shape of the other
         known.append("mlx-lm")
     assert {one.outcome for one in check(path).outcomes if one.loader in known} == {"tied"}
     before, after = (
