@@ -270,7 +270,7 @@ def merged(schema: Schema, more: dict[str, Schema | tuple[Schema, str]]) -> Sche
 # name → (version, the command that writes it, its schema)
 SCHEMAS = {
     "results": (results.SCHEMA, "tiewise compare --json; results.json of a comparison", comparison),
-    "run": (results.SCHEMA, "tiewise train --json", single),
+    "run": (results.RUN_SCHEMA, "tiewise train --json", single),
     "inspection": (inspected.SCHEMA, "tiewise inspect --json", inspections),
     "audit": (audit.SCHEMA, "tiewise check --json, of one checkpoint", audits),
     "receipt": (engine.SCHEMA, "the verbs that rewrite a checkpoint, with --json", receipt),

@@ -30,7 +30,8 @@ def neighbours(ties, unties, unknown=0):
 def measured(*signs):
     """Return a record of measured settings at this size, one for each sign of tied − untied."""
     rows = [
-        {"width": 64, "layers": 2, "vocab": 2048, "tokens": 1000 * (i + 1), "sign": sign, "difference": 0.25 * sign}
+        {"width": 64, "layers": 2, "vocab": 2048, "tokens": 1000 * (i + 1), "sign": sign}
+        | {"difference": 0.25 * sign, "low": 0.25 * sign - 0.1, "high": 0.25 * sign + 0.1}
         for i, sign in enumerate(signs)
     ]
     return {"within": True, "rows": rows}
@@ -78,15 +79,15 @@ def test_measurements_at_this_size_count_as_evidence(signs, ties, choice):
     assert (DECIDES in result["sentences"]) is (choice == MIXED)
 
 
-def test_measured_sentence_states_direction_size_and_text():
+def test_measured_sentence_states_effect_interval_and_text():
     result = recommend(SAVING, True, neighbours(6, 0), measured(-1, 0, 1))
     assert result["sentences"][1] == (
-        "Measured near this size (width 64, 2 layers, V 2,048), at the last step of each run: "
-        "on 1,000 tokens of text, tying lowered the loss by "
-        "0.250 nats/token; on 3,000 tokens of text, tying raised the loss by 0.250 nats/token."
+        "At the nearest measured sizes (width 64, 2 layers, V 2,048; demo corpus), tying changed the loss of the last "
+        "step by −0.250 nats/token [−0.350, −0.150] on 1,000 tokens, "
+        "by +0.250 nats/token [+0.150, +0.350] on 3,000 tokens (2 of 3 rows significant)."
     )
     undetected = recommend(SAVING, True, neighbours(6, 0), measured(0))["sentences"][1]
-    assert undetected.endswith("on 1,000 tokens of text, no difference detected.")
+    assert undetected.endswith("by 0.000 nats/token [−0.100, +0.100] on 1,000 tokens (0 of 1 rows significant).")
 
 
 def test_saving_names_the_total_only_if_it_is_counted():

@@ -1,7 +1,6 @@
 """Test the summary of a comparison (shares, intervals, verdicts) against Student's t and the terminal output."""
 
 import io
-import json
 import math
 import statistics
 import subprocess
@@ -12,19 +11,16 @@ import pytest
 from rich.console import Console
 from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison, sample_comparison
 
-from tiewise.planning.evidence import Expectation
 from tiewise.report import comparison_measurement as measurement_module
 from tiewise.report.comparison_measurement import (
     DEMO,
     SHARES,
-    atlas_sentence,
     difference,
     measure_arms,
     results,
     share,
     verdict,
 )
-from tiewise.report.comparison_page import render
 from tiewise.training.finding import sentences
 from tiewise.training.results import Comparison, Difference
 
@@ -152,26 +148,3 @@ def test_terminal_imports_neither_torch_nor_plotly(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy.special') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_atlas_sentence_compares_the_difference_with_the_prediction():
-    one = sample_comparison(("untied", "tied"))
-    assert atlas_sentence(one) == ""
-    e = Expectation("a surprise", 0.03, -0.01, -0.02, 0.012, settings=20, held=19)
-    with_prediction = replace(one, expectation=e)
-    assert Comparison.from_dict(json.loads(json.dumps(with_prediction.record()))).expectation == e
-    sentence = "This difference is unusual: earlier runs predict tied − untied between −0.0200 and +0.0120 nats per "
-    sentence += "token, and it is +0.0300."
-    assert atlas_sentence(with_prediction).startswith(sentence)
-    assert "right for 19 of 20 earlier settings" in atlas_sentence(with_prediction)
-    assert sentence in " ".join(print_view(with_prediction).split())
-    none = replace(
-        e, verdict="no expectation", why="this run has a width 2 times the largest of the atlas", value=math.nan
-    )
-    expected = "No earlier run is close enough to say whether this is typical."
-    assert atlas_sentence(replace(one, expectation=none)) == expected
-    assert expected not in verdict(replace(one, expectation=none))
-    assert expected in render(replace(one, expectation=none))
-    older = one.record()
-    del older["expectation"]  # earlier versions wrote no expectation
-    assert Comparison.from_dict(older).expectation is None

@@ -1,4 +1,4 @@
-"""Test the page of a study against planted differences: its answer, sign maps, surface and tables."""
+"""Test the page of a study against planted differences: its answer, sign maps, curves and tables."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,6 @@ from tests.training.study.planted_study import AXES, gain, planted
 from tiewise.core.measurement import NONE
 from tiewise.report.sweep_answer import answer, turns
 from tiewise.report.sweep_page import by_rank, curves, render, sign_maps, table, write_sweep
-from tiewise.report.sweep_surface import fitted
 from tiewise.training.results import paired
 from tiewise.training.study.grid import StudyGrid
 
@@ -44,7 +43,7 @@ def test_answer_names_where_the_sign_changes():
     ],
 )
 def test_answer_counts_verdicts_if_no_sign_changes(everywhere, says):
-    planted_study = planted(surface=lambda *at: everywhere, between=0, noise=1e-3, seeds=6)
+    planted_study = planted(true_gain=lambda *at: everywhere, between=0, noise=1e-3, seeds=6)
     assert answer(planted_study)[0].startswith(f"tied against untied{says}")
 
 
@@ -102,17 +101,6 @@ def test_table_has_bits_per_byte_where_vocabularies_differ():
     assert listing.rows[1][-2:] == [NONE, NONE]
 
 
-def test_surface_reports_its_coverage_and_leaves_unknown_cells_blank(study):
-    (section,) = fitted(study)
-    values = section.panels[0].figure.data[0].z
-    assert any(value is None for line in values for value in line)  # cells whose interval contains zero are blank
-    assert values[0][0] < 0 < values[-1][-1]  # the planted signs
-    beyond = [row for row in section.folded[0].rows if row[-1]]
-    assert len(beyond) == 8  # the corners of the grid
-    assert "of 24 lie within their 95 % interval" in section.findings[0]
-    assert list(fitted(planted(axes={"width": [32, 64]}))) == []
-
-
 def test_axis_of_learning_rates_keeps_every_digit(study):
     rates = [0.001, 0.004, 0.016]
     rows = [
@@ -131,8 +119,6 @@ def test_sweep_page_leaves_diverged_and_unfinished_settings_blank(study):
     partial_study = replace(study, results=(replace(study.results[0], heldout=lost), *study.results[1:-1]), left=1)
     assert answer(partial_study)[-1] == "Not finished: 1 of the grid’s cells; --resume trains the rest."
     assert "–" in Page(render(partial_study, "c")).words
-    (section,) = fitted(partial_study)
-    assert "of 22 lie" in section.findings[0]
 
 
 def test_sweep_page_shows_markup_in_a_grid_as_text():

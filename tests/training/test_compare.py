@@ -3,11 +3,9 @@
 import json
 from dataclasses import replace
 from io import StringIO
-from statistics import fmean
 
 import pytest
 import torch
-from tests.report.comparison_sample import sample_comparison
 from tests.training.conftest import refusal
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
@@ -112,26 +110,6 @@ def test_interrupted_comparison_writes_no_results_and_resumes_without_sources(
             finish(out, lines.display)
     assert not (out / "results.json").exists()
     assert len(finish(out, lines.display).runs) == 2
-
-
-def test_compare_with_atlas_passes_sizes_gap_and_changed_settings(monkeypatch):
-    asked = []
-    monkeypatch.setattr(compare, "assess_difference", lambda *a: asked.append(a) or "held")
-    one = sample_comparison(("untied", "tied"))
-    one.setting["tokens_per_run"], one.data["splits"] = 307_200, {"train": {"tokens": 99_968}}
-    settings = Settings(arms=("untied", "tied"), width=64, steps=60)
-    assert compare.compare_with_atlas(settings, one) == "held"
-    sizes = {"width": 64, "layers": 2, "vocab": 4096, "tokens": 99_968, "seen": 307_200}
-    gap = fmean(t.heldout_nll - u.heldout_nll for t, u in zip(one.of("tied"), one.of("untied"), strict=True))
-    assert asked.pop() == (sizes, pytest.approx(gap), 3, "")
-    compare.compare_with_atlas(replace(settings, model="gpt2", learning_rate=0.01, tune=True, batch=2), one)
-    assert asked.pop()[3] == "model=gpt2, batch=2, learning_rate=0.01"
-    # the atlas takes the logarithm of the number of layers
-    compare.compare_with_atlas(replace(settings, layers=0), one)
-    assert asked.pop()[3] == "no layers"
-    compare.compare_with_atlas(replace(settings, text=("synthetic:zipf=1",)), one)
-    assert asked.pop()[3] == "synthetic:zipf=1"
-    assert compare.compare_with_atlas(settings, sample_comparison(("tied", "factored:64"))) is None
 
 
 def test_match_flops_gives_every_arm_equal_operations(tiny_settings, text, job):

@@ -64,6 +64,12 @@ def test_comparison_round_trips_through_strict_json(comparison):
     assert Comparison.from_dict(json.loads(text)) == comparison
 
 
+def test_comparison_of_schema_1_is_read_without_its_expectation():
+    record = comparison(runs_of("tied", [5.0]), arms=("tied",)).record()
+    older = record | {"schema": 1, "expectation": {"verdict": "no expectation", "value": None}}
+    assert Comparison.from_dict(older).record() == record
+
+
 def make_run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
     bins = [BinNll(label, 5, value) for label, value in frequency]
     sizes = {"parameters": {"body": parameters}, "total_parameters": parameters, "bytes": 4 * parameters}

@@ -1,8 +1,6 @@
 """The atlas: differences between tied and untied decoders over a grid of sizes.
 
     nearest_settings({"width": 768, "layers": 12, "vocab": 50257})   the nearest settings of the atlas
-    assess_difference({"width": 64, …}, -0.02, seeds=3)              the predicted difference, and a verdict
-    score()                                                          quality of predictions of settings left out
 
 `data/atlas.csv` has a line for each result of a study (docs/sweep.md defines its columns). Only lines that differ in
 sizes count here: all other settings have the defaults of `tiewise compare`. Outside the convex hull of their
@@ -16,51 +14,24 @@ import io
 import math
 import pkgutil
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiewise.core import Late
-from tiewise.core.measurement import plain, signed
 
-if TYPE_CHECKING:
-    from tiewise.planning.surface import SurfaceScore
-
-np, surface = Late("numpy"), Late("tiewise.planning.surface")  # a plan outside the atlas needs neither
-SIZES = {  # column of the atlas → its name in messages
-    "width": "width",
-    "layers": "depth",
-    "vocab": "vocabulary",
-    "tokens": "amount of text",
-    "seen": "length of training",
-}
+optimize = Late("scipy.optimize")  # a plan outside the trained range does not need it
+SIZES = ("width", "layers", "vocab", "tokens", "seen")  # columns of the atlas; seen: tokens trained on
+NOUNS = {"width": "width", "layers": "depth", "vocab": "vocabulary"}  # sizes of a model in messages
 # settings that decide the sizes or do not change the model; all others must have their defaults
 SIZE_SETTINGS = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads"}
 SIZE_SETTINGS |= {"steps", "minutes", "measured", "out"}
-SYNTHETIC = "synthetic"  # prefix of the names of artificial languages, which are no evidence about natural ones
 TEXT = "builtin"  # other texts were trained at one size only, so their differences may come from the text
 KIND = "decoder"  # kind of model trained at all these sizes; other kinds have separate studies (docs/dev/atlas.md)
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → sign of tied − untied
 SLACK = math.log(1.05)  # tolerance of equal sizes: no two texts have equally many tokens
-NARROW = 0.12  # nats per token: the differences of the atlas have a standard deviation of 0.19
 AtlasRecord = dict[str, Any]
-EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """Comparison of a measured difference tied − untied with the atlas's prediction."""
-
-    verdict: str  # as expected, a surprise, or no expectation
-    found: float  # measured, nats per token
-    value: float  # predicted; nan without a prediction
-    low: float
-    high: float
-    why: str = ""  # reason why there is no prediction; "" if there is one
-    settings: int = 0  # number of settings of the atlas, each predicted from the others
-    held: int = 0  # number of those whose result is within the predicted interval
 
 
 @cache
@@ -129,7 +100,7 @@ def in_words(factors: Mapping[str, float]) -> str:
     """
     parts = []
     for name, factor in factors.items():
-        noun = SIZES[name]
+        noun = NOUNS[name]
         article = "an" if noun[0] in "aeiou" else "a"
         end = "largest" if factor > 1 else "smallest"
         parts.append(f"{article} {noun} {factor:.2g} times the {end}")
@@ -149,8 +120,8 @@ def encloses(sizes: Mapping[str, float]) -> bool:
     axes = _varied_sizes(sizes)
     if not axes:
         return True
-    points = sorted({logs(record, axes) for record in atlas_records()})
-    return bool(surface.enclosed(points, logs(clip_to_trained(sizes), axes)))
+    points = {logs(record, axes) for record in atlas_records()}
+    return _is_in_hull(sorted(points), logs(clip_to_trained(sizes), axes))
 
 
 def _varied_sizes(names: Iterable[str]) -> list[str]:
@@ -163,16 +134,14 @@ def _varied_sizes(names: Iterable[str]) -> list[str]:
     return varied
 
 
-def _surface_data() -> tuple[list[str], list[Any]]:
-    """Return the axes of the surface, and its data.
+def _is_in_hull(points: Sequence[Sequence[float]], point: Sequence[float]) -> bool:
+    """Return whether points [n, d] enclose a point [d].
 
-    The data are points [n, d], differences, standard errors and seeds, all [n].
+    They do if a linear program finds weights ≥ 0 of sum 1 whose mean of the points is the point.
     """
-    axes, points, facts = _varied_sizes(SIZES), [], []
-    for record in atlas_records():
-        points.append(logs(record, axes))
-        facts.append([record["difference"], record["error"], record["seeds"]])
-    return axes, [np.array(points), *np.array(facts).T]
+    coordinates, ones = zip(*points, strict=True), [1.0] * len(points)
+    weights = optimize.linprog(ones, A_eq=[*coordinates, ones], b_eq=[*point, 1.0])
+    return bool(weights.success)
 
 
 def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
@@ -194,48 +163,3 @@ def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, 
         "distance": math.dist(sizes_key, goal),
         "rows": sorted(by_sizes[sizes_key], key=itemgetter("tokens", "seen")),
     }
-
-
-def assess_difference(sizes: Mapping[str, float], difference: float, seeds: int, other: str = "") -> Expectation:
-    """Compare a measured difference over so many seeds with the atlas.
-
-    `other` names a setting that no line of the atlas has; "" if there is none. The predicted interval contains a result
-    of so many seeds with 95 % probability. A result inside it is as expected only if the interval is narrower than ±
-    `NARROW`, because a wider one would contain nearly every result.
-    """
-    unknown = Expectation(UNKNOWN, difference, math.nan, math.nan, math.nan)
-    if other:
-        return replace(unknown, why=f"nothing in the atlas was trained with {other}")
-    factors = factors_beyond(sizes)
-    if factors:
-        return replace(unknown, why=f"this run has {in_words(factors)} of the atlas")
-    axes, data = _surface_data()
-    fitted, scores = surface.fit(*data), score()
-    if fitted is None or scores is None or not encloses(sizes):
-        return replace(unknown, why="the settings of the atlas do not enclose this run’s")
-    predicted = fitted.at(logs(clip_to_trained(sizes), axes), seeds)
-    verdict, half = SURPRISE, predicted.high - predicted.value
-    if predicted.low <= difference <= predicted.high:
-        verdict = EXPECTED
-    if verdict == EXPECTED and half >= NARROW:
-        wide = f"its prediction there is {signed(predicted.value, 2)} ± {plain(half, 2)} nats per token"
-        return replace(unknown, why=f"{wide}, and only one narrower than ± {NARROW} could agree")
-    return Expectation(
-        verdict,
-        difference,
-        predicted.value,
-        predicted.low,
-        predicted.high,
-        settings=scores.settings,
-        held=scores.covered,
-    )
-
-
-def score() -> SurfaceScore | None:
-    """Return how well the surface predicts settings that were left out. None if they are too few."""
-    _, data = _surface_data()
-    left_out = surface.leave_one_out(*data)
-    if not left_out:
-        return None
-    scores: SurfaceScore = surface.score_predictions(data[1], left_out)
-    return scores

@@ -35,6 +35,7 @@ DTYPE_ROWS = ("float32", "bfloat16", "float8_e4m3fn")  # dtypes of checkpoints t
 NATS = "nats per token"
 RARELY_USED = {"experts", "other_tables", "towers"}  # components of which a token uses a part or nothing
 EVIDENCE_HEADER = ["tokens of text", "times seen", "loss, tied − untied, nats/token [95 %]", "tying", "seeds"]
+LAST_STEPS = "Its losses are those of the last step, on the demo corpus."
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -442,7 +443,7 @@ def atlas_sentences(record: Record) -> str:
     atlas = record["atlas"]
     if atlas is None:
         return ""
-    nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}."
+    nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}. {LAST_STEPS}"
     if atlas["within"]:
         return nearest
     return f"No measurement near this size: {_why_outside(atlas)}. {nearest}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiewise.core.measurement import count, plain, rounded
+from tiewise.core.measurement import count, rounded, signed
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
@@ -180,24 +180,27 @@ def neighbours_in_words(tied: Sequence[bool | None]) -> str:
 
 
 def _measured_sentences(atlas: Record | None) -> list[str]:
-    """Return the measured effect of tying near this size, or that there is none."""
+    """Return the measured effect of tying at the nearest sizes, or that there is none.
+
+    It is that on the shortest and on the longest text. The atlas has all these rows with the demo corpus.
+    """
     if atlas is None:
         return []
     if not atlas["within"]:
         return [UNMEASURED]
     settings = atlas["rows"]
     by_tokens = {setting["tokens"]: setting for setting in (settings[0], settings[-1])}
-    outcomes = "; ".join(_outcome_in_words(setting) for setting in by_tokens.values())
-    return [f"Measured near this size ({trained_sizes(atlas)}), at the last step of each run: {outcomes}."]
+    effects = ", ".join(_effect_in_words(setting) for setting in by_tokens.values())
+    significant = sum(setting["sign"] != 0 for setting in settings)
+    place = f"At the nearest measured sizes ({trained_sizes(atlas)}; demo corpus)"
+    counted = f"{significant} of {len(settings)} rows significant"
+    return [f"{place}, tying changed the loss of the last step {effects} ({counted})."]
 
 
-def _outcome_in_words(setting: Record) -> str:
-    """Return the measured effect of tying in one setting, at the last step."""
-    text = f"on {count(setting['tokens'])} tokens of text"
-    if setting["sign"] == 0:
-        return f"{text}, no difference detected"
-    verb = "lowered" if setting["sign"] < 0 else "raised"
-    return f"{text}, tying {verb} the loss by {plain(abs(setting['difference']), 3)} nats/token"
+def _effect_in_words(setting: Record) -> str:
+    """Return the measured effect of tying in one setting with its 95 % interval."""
+    value, low, high = (signed(setting[name], 3) for name in ("difference", "low", "high"))
+    return f"by {value} nats/token [{low}, {high}] on {count(setting['tokens'])} tokens"
 
 
 def score_neighbours() -> Agreement:

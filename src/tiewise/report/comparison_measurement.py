@@ -15,8 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.measurement import NATS, Listing, Measurement, Quantity, signed
-from tiewise.planning.evidence import EXPECTED
+from tiewise.core.measurement import NATS, Listing, Measurement, Quantity
 from tiewise.report.papers import PaperComparison, paper_figures
 from tiewise.report.sharing_order import compare_with_table_4, sharing_orders
 from tiewise.report.views import ABREAST, rich_table, summary
@@ -40,30 +39,6 @@ def demo_banner(is_demo: bool) -> str:
 def verdict(comparison: Comparison) -> str:
     """Return the answer in one sentence; `finding.sentences` has the others."""
     return sentences(comparison)[0]
-
-
-def remarks(comparison: Comparison) -> list[str]:
-    """Return the notes under the results: explanations, then how typical the difference is."""
-    return [line for line in (*explanations(comparison), atlas_sentence(comparison)) if line]
-
-
-def atlas_sentence(comparison: Comparison) -> str:
-    """Return a sentence that compares the difference tied − untied with earlier runs.
-
-    "" for a comparison without both arms.
-    """
-    expectation = comparison.expectation
-    if expectation is None:
-        return ""
-    if expectation.why:
-        return "No earlier run is close enough to say whether this is typical."
-    typical = "typical" if expectation.verdict == EXPECTED else "unusual"
-    subject = "This difference is"
-    if has_earlier_steps(comparison):  # the atlas has last steps
-        subject = "At the last step, the difference is"
-    predicted = f"earlier runs predict tied − untied between {signed(expectation.low)} and {signed(expectation.high)}"
-    scored = f"Such predictions were right for {expectation.held} of {expectation.settings} earlier settings."
-    return f"{subject} {typical}: {predicted} {NATS}, and it is {signed(expectation.found)}. {scored}"
 
 
 def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:
@@ -243,7 +218,7 @@ def comparison_view(comparison: Comparison) -> Group:
         tables.append(rich_table(list(arms_across), justified=True))
     answer, *others = sentences(comparison)
     published = [paper_view(*paper) for paper in published_results(comparison).values()]
-    notes = remarks(comparison)
+    notes = explanations(comparison)
     if comparison.demo:
         notes.append(DEMO)
     lines = [Text(line) for line in others]

@@ -23,7 +23,7 @@ from tiewise.report.comparison_panels import (
 )
 from tiewise.report.report_page import PageSection, Panel, ReportPage
 from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, TUNING
-from tiewise.training.finding import sentences
+from tiewise.training.finding import explanations, sentences
 from tiewise.training.results import ArmDirectPath, Comparison
 
 NOTE = (
@@ -61,7 +61,7 @@ def render(comparison: Comparison) -> str:
             paired_differences(comparison),
             findings=others,
             tables=[comparison_measurement.results(comparison)],
-            notes=[NOTE, *comparison_measurement.remarks(comparison)],
+            notes=[NOTE, *explanations(comparison)],
         ),
         sections=[
             *_paper_sections(comparison),

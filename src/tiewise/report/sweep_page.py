@@ -23,7 +23,6 @@ from tiewise.report.line_plot import lines
 from tiewise.report.report_page import PageSection, Panel, ReportPage
 from tiewise.report.sweep_answer import answer
 from tiewise.report.sweep_axes import ARM, axes_of, heading, in_words, number_texts, parted, value_text, words
-from tiewise.report.sweep_surface import fitted
 from tiewise.report.views import rich_table
 from tiewise.training.folder import REPORT
 from tiewise.training.study.study import Study, SweepResult
@@ -244,7 +243,6 @@ def render(study: Study, command: str) -> str:
         results=PageSection("Results", maps[:FIRST], folded_panels=maps[FIRST:], folded=[table(study)], notes=[NOTE]),
         sections=[
             PageSection("Curves", figures[:FIRST], folded_panels=figures[FIRST:]),
-            *fitted(study),
             PageSection("To repeat a row", folded=[repeat]),
         ],
         command=command,

@@ -10,7 +10,6 @@ finished run is on disk, and the next call of `finish` continues after it.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import sys
@@ -37,7 +36,6 @@ from tiewise.core.errors import RunError
 from tiewise.core.progress import listen_to_progress
 from tiewise.core.records import from_record
 from tiewise.core.text import Bigram, asymmetric_bigrams
-from tiewise.planning.evidence import SIZE_SETTINGS, SYNTHETIC, Expectation, assess_difference
 from tiewise.training.data.corpus import PreparedText, load_prepared
 from tiewise.training.descent import descent_note, descents_of
 from tiewise.training.finding import complete
@@ -52,7 +50,7 @@ from tiewise.training.folder import (
     stage_run,
     write_json,
 )
-from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, gaps, step_in_words
+from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, step_in_words
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
 from tiewise.training.short_trials import (
@@ -289,7 +287,6 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             bigrams=[_bigram_record(bigram, names) for bigram in bigrams],
         )
     )
-    comparison = replace(comparison, expectation=compare_with_atlas(settings, comparison))
     ranks.on_rank_zero(lambda: write_json(out / RESULTS, comparison.record()))
     return replace(comparison, folder=out)
 
@@ -351,33 +348,6 @@ def _bigram_record(bigram: Bigram, names: dict[int, str]) -> dict[str, Any]:
         "backward": bigram.p_backward,
         "count": bigram.forward,
     }
-
-
-def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectation | None:
-    """Compare tied − untied at the last step, in held-out nll, with the atlas.
-
-    None: one of the two arms is missing or diverged.
-    """
-    both = gaps(comparison, at_last=True)  # runs of the atlas ended in their last step
-    if both is None or not math.isfinite(both[1].mean):
-        return None
-    _, generalisation = both
-    setting, train = comparison.setting, comparison.data["splits"]["train"]
-    sizes = {"width": settings.width, "layers": settings.layers, "vocab": setting["vocab"]}
-    sizes |= {"tokens": train["tokens"], "seen": setting["tokens_per_run"]}
-    other = ", ".join(_unlike_the_atlas(settings)[:3])
-    return assess_difference(sizes, generalisation.mean, generalisation.n, other)
-
-
-def _unlike_the_atlas(settings: Settings) -> list[str]:
-    """Return the settings of a comparison that no run of the atlas has."""
-    # every run has its last step, whichever it keeps
-    values, defaults = vars(replace(settings, kind_options=None, report_to=(), select=None)), vars(Settings())
-    bound = [name for name in values if name not in SIZE_SETTINGS]
-    other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
-    if not settings.layers:
-        other.append("no layers")
-    return other + [text for text in settings.text if text.startswith(SYNTHETIC)]
 
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:

@@ -30,10 +30,10 @@ from tiewise.core.errors import RunError
 from tiewise.core.measurement import NONE, Quantity, signed
 from tiewise.core.records import from_record, to_record
 from tiewise.core.result import PrintedResult, Row
-from tiewise.planning.evidence import Expectation
 from tiewise.training.document_losses import DocumentDifferences, DocumentLosses, document_differences
 
-SCHEMA = 1
+SCHEMA, RUN_SCHEMA = 2, 1  # of results.json, and of one run
+READABLE = (1, SCHEMA)  # schema 1 had one more key, `expectation`
 FINAL, DENSE = "final", "dense"  # folder of a run's model; of its plain copy for tools that lack its boundary
 AT_LAST = "last:"  # beginning of the metrics of differences at the last step
 MASKED = "masked"  # key of a result's share of masked or hidden tokens; the other keys are objectives on pairs
@@ -289,7 +289,6 @@ class Comparison(PrintedResult):
         differences: each arm's differences to the reference.
         descents: fall of each arm's tuning loss at the end of training.
         finding: the result for each arm in one sentence, the answer first.
-        expectation: tied − untied expected from the atlas; None without both arms.
         schema: version of the JSON format.
         folder: run folder of the comparison.
 
@@ -316,7 +315,6 @@ class Comparison(PrintedResult):
     differences: list[Difference] = field(default_factory=list)
     descents: list[Descent] = field(default_factory=list)
     finding: str = ""
-    expectation: Expectation | None = None
     schema: int = SCHEMA
     folder: Path | None = field(default=None, compare=False)
 
@@ -357,9 +355,9 @@ class Comparison(PrintedResult):
             RunError: a field cannot be read; the message names it.
         """
         schema = record.get("schema") if isinstance(record, Mapping) else None
-        if schema != SCHEMA:
-            raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", RUN_AGAIN)
-        return from_record(cls, record, "results.json", RUN_AGAIN)
+        if schema not in READABLE:
+            raise RunError(f"results.json has schema {schema!r}, this version reads up to {SCHEMA}", RUN_AGAIN)
+        return replace(from_record(cls, record, "results.json", RUN_AGAIN), schema=SCHEMA)
 
 
 def has_earlier_steps(comparison: Comparison) -> bool:
@@ -550,18 +548,16 @@ def _compared_values(run: RunResult) -> dict[str, float]:
     return values
 
 
-def gaps(comparison: Comparison, *, at_last: bool = False) -> tuple[Difference, Difference] | None:
+def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
     """Return (tying gap, generalisation gap): tied − untied in training and validation nll.
 
-    They are those of the selected steps, or with `at_last` of the last step. None: one of the two arms is missing.
+    They are those of the selected steps. None: one of the two arms is missing.
     """
     if not {"tied", "untied"} <= set(comparison.arms):
         return None
     by_metric = differences(comparison, "untied", "tied")
     if not by_metric:
         return None
-    if at_last and f"{AT_LAST}heldout_nll" in by_metric:  # older results have the last step alone
-        return by_metric[f"{AT_LAST}train_nll"], by_metric[f"{AT_LAST}heldout_nll"]
     return by_metric["train_nll"], by_metric["heldout_nll"]
 
 

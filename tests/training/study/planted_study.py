@@ -1,4 +1,4 @@
-"""Studies with a planted surface, drawn from a seed."""
+"""Studies with planted differences, drawn from a seed."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def gain(width, tokens, vocab):
 
 
 def planted(
-    folder=Path("study"), axes=AXES, seeds=4, noise=0.002, between=0.001, arms=("untied", "tied"), surface=gain
+    folder=Path("study"), axes=AXES, seeds=4, noise=0.002, between=0.001, arms=("untied", "tied"), true_gain=gain
 ):
     draw, results = random.Random(5), []
     grid = StudyGrid("Up to which width does tying pay?", {"arms": list(arms), "seeds": seeds}, axes)
@@ -27,7 +27,7 @@ def planted(
         vocab = int(settings.tokenizer.split(":")[1])
         for place, arm in enumerate(arms[1:]):
             tokens = settings.train_tokens or 500000
-            true = surface(settings.width, tokens, vocab) + draw.gauss(0, between) + 0.01 * place
+            true = true_gain(settings.width, tokens, vocab) + draw.gauss(0, between) + 0.01 * place
             base = [draw.gauss(5, 0.05) for _ in range(seeds)]
             kinds = [[b + true * scale + draw.gauss(0, noise) for b in base] for scale in (1, 0.5)]
             heldout, training = (paired(base, own, arm=arm) for own in kinds)

@@ -30,7 +30,7 @@ from tiewise.report.training_curves import (
     moments_of,
     over_training,
 )
-from tiewise.training.finding import sentences
+from tiewise.training.finding import explanations, sentences
 from tiewise.training.folder import METRICS, REPORT, RESULT, RESULTS, read_lines, seed_folder
 from tiewise.training.results import CurvePoint, Difference
 from tiewise.training.settings import FILE, read_yaml
@@ -90,7 +90,7 @@ def _finished(path: Path) -> dict[str, Any]:
     table = comparison_measurement.results(comparison)
     differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
     verdict, *others = sentences(comparison)
-    notes = [*others, *comparison_measurement.remarks(comparison)]
+    notes = [*others, *explanations(comparison)]
     if comparison.demo:
         notes.append(comparison_measurement.DEMO)
     return {
