@@ -4,10 +4,6 @@ The kernel runs on a GPU, or on a CPU in triton's interpreter. A process can ena
 so `test_kernel_tests_pass_under_tritons_interpreter` runs this file again in a process that does.
 """
 
-import os
-import re
-import subprocess
-import sys
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmarks.gpu_branch import gpu_branch
+from tests.boundary.ops.interpreted import INTERPRETED, passed, run_interpreted
 from tests.boundary.ops.test_cross_entropy import (
     OPTIONS,
     E,
@@ -37,7 +34,6 @@ from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 N, V = (23, 57) if INTERPRETED else (777, 5003)
 NEAR = {torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 linear_cross_entropy = partial(cross_entropy.linear_cross_entropy, backend="triton")
@@ -52,24 +48,6 @@ NUMBERS = ("vocab", "width", "slope_stride", "token_weight_stride", "ignore_inde
 FLOATS = ("scale", "softcap", "smoothing", "z_loss")
 KERNEL_TYPES = dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(FLOATS, "fp32") | {"targets": "*i64"}
 MISSING = "triton: NOT RUN, not installed: pip install 'triton>=3.9'"
-
-
-def run_interpreted(file):
-    """Run a test file in a process that interprets triton, and return what it prints; or skip."""
-    if INTERPRETED:
-        pytest.skip("this is that process")
-    if find_spec("triton") is None:
-        pytest.skip(MISSING)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", file]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-4000:]
-    return run.stdout
-
-
-def passed(printed):
-    """Return the number of tests that passed."""
-    return int(re.search(r"(\d+) passed", printed)[1])
 
 
 @pytest.fixture

@@ -9,19 +9,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from benchmarks.gpu_branch import gpu_branch
+from tests.boundary.ops.interpreted import INTERPRETED, passed, run_interpreted
 from tests.boundary.ops.peak_memory import peak_bytes
 from tests.boundary.ops.test_cross_entropy import assert_near, error, problem
 from tests.boundary.ops.test_log_prob import PARTS, ours, plain, run
-from tests.boundary.ops.test_row_loss import (
-    INTERPRETED,
-    MISSING,
-    N,
-    V,
-    on,
-    passed,
-    round_to_bf16_as_a_gpu,
-    run_interpreted,
-)
+from tests.boundary.ops.test_row_loss import MISSING, N, V, on, round_to_bf16_as_a_gpu
 from tests.boundary.ops.test_sharded_ops import run_ranks
 
 from tiewise.boundary.ops import (

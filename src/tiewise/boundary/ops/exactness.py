@@ -22,6 +22,7 @@ from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
 SMALL = 64, 512  # largest numbers of tokens and words of the small problem
+BLOCK = 256  # words that a kernel processes at a time, at most, or a power of two below
 LARGEST_EXCESS = 2.0
 ROUNDED = 4 * torch.finfo(torch.float32).eps  # error that fp32 sums in another order explain
 
@@ -154,7 +155,7 @@ def _draw_problem(
     They are rounded to the type of the products. There are fewer tokens and words.
     """
     features, weight, bias, targets = tensors
-    n, v, width = min(SMALL[0], len(targets)), min(SMALL[1], len(weight)), weight.shape[1]
+    n, v, width = min(SMALL[0], len(targets)), small_vocabulary(len(weight)), weight.shape[1]
     draw = torch.Generator().manual_seed(1)
     table = torch.randn(v, width, generator=draw, device="cpu").mul_(max(1, width) ** -0.5).to(product_dtype)
     if bias is not None:
@@ -164,6 +165,18 @@ def _draw_problem(
         options = replace(options, class_weight=classes)
     h, t = draw_tokens(n, (v, width), features, options)
     return options, LossTensors(h.to(product_dtype).to(features), table.to(weight), bias, t)
+
+
+def small_vocabulary(words: int) -> int:
+    """Return the number of words of the small problem.
+
+    It leaves the same remainder as the caller's, so that a kernel's last block has as much padding.
+
+    >>> small_vocabulary(50_257), small_vocabulary(50_304), small_vocabulary(100)
+    (337, 384, 100)
+    """
+    blocks = max(0, math.ceil((words - SMALL[1]) / BLOCK))
+    return words - blocks * BLOCK
 
 
 def draw_tokens(n: int, table: Sequence[int], features: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,7 @@ from tiewise.boundary.ops.exactness import (
     draw_tokens,
     measure_excess,
     run_loss_pass,
+    small_vocabulary,
     uneven_factors,
 )
 from tiewise.boundary.ops.fast_products import cached_record
@@ -365,7 +366,8 @@ def first_use(name: str, options: LossOptions, tensors: LossTensors, product_dty
     features, weight, bias, _ = tensors
     used = tuple(_used_options(options, bias, product_dtype))
     is_by_token, is_scaled = options.reduction == "none", options.scale != 1.0
-    return (name, features.device, product_dtype, used, is_by_token, is_scaled, weight.shape[1])
+    sizes = small_vocabulary(len(weight)), weight.shape[1]
+    return (name, features.device, product_dtype, used, is_by_token, is_scaled, sizes)
 
 
 def require_exactness(
