@@ -8,6 +8,8 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # trackio and what a local run of it imports; --no-deps, because it asks for an older pillow than the pinned one
 TRACKIO := trackio gradio-client httpx httpcore orjson python-multipart starlette uvicorn brotli
+# what triton's interpreter runs on a CPU; --no-deps, because it must not replace torch's CPU build
+INTERPRETED := triton liger-kernel cut-cross-entropy
 # Tests run two processes on two cores; each keeps to one thread, or they would fight for them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -59,6 +61,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) tools/set_up.py $(VENV) dev
 	-@$(BIN)/python -m pip install -q -c constraints.txt 'mlx-lm[cpu]'  # without a wheel, the tests that run it skip
 	-@$(BIN)/python -m pip install -q -c constraints.txt --no-deps $(TRACKIO)  # without it, its tests skip
+	@# In a separate folder, because torch imports triton wherever it finds it.
+	-@$(BIN)/python -m pip install -q -c constraints.txt --no-deps --upgrade --target $(VENV)/interpreted $(INTERPRETED)
 	@touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
