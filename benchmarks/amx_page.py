@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.amx import MEASUREMENTS
+
 RESULTS = Path(__file__).parent / "results" / "amx"
 HEAD = """## AMX
 
@@ -24,7 +26,20 @@ def render_section(folder: Path) -> str:
     models = [line.partition(":")[2].strip() for line in machine["lscpu"] if line.startswith("Model name")]
     wrong = sum(not figure["is_right"] for figure in numbers)
     described = f"{' '.join(models)}, torch {machine['torch']}: {len(numbers)} figures with a limit, {wrong} wrong."
-    return "\n".join([HEAD, f"{described}\n", *(_render_table(_read(path)) for path in paths)])
+    records = [_read(path) for path in paths]
+    measured = {path.stem.removeprefix("times-") for path in paths}
+    return "\n".join([HEAD, f"{described}\n", describe_absent(measured), *(_render_table(one) for one in records)])
+
+
+def describe_absent(measured: set[str]) -> str:
+    """Return a line about the measurements of `benchmarks.amx` that have not run, by their names."""
+    absent = [one for one in MEASUREMENTS if one.name not in measured]
+    if not absent:
+        return ""
+    cases = [one for one in absent if one.name.startswith(("large", "few", "fp32"))]
+    shapes = [f"{one.kind} {' × '.join(map(str, one.shape))}" for one in cases]
+    further = "; two cores, slower computations and other constants" if len(absent) > len(cases) else ""
+    return f"**Measured:** {len(measured)} of {len(MEASUREMENTS)}. Never measured: {', '.join(shapes)}{further}.\n"
 
 
 def _read(path: Path) -> Any:

@@ -102,6 +102,10 @@ def test_page_says_that_nothing_was_measured_or_shows_it(tmp_path):
     section = amx_page.render_section(tmp_path)
     assert "Xeon, torch 2.11.0: 1 figures with a limit, 0 wrong." in section
     assert "| tiewise | 0.80 | 0.60 | 10.0 | 1e-07 | 1e-03 | 1e-03 |" in section
+    assert f"**Measured:** 1 of {len(amx.MEASUREMENTS)}. Never measured: bf16 4096 × 32000 × 512, bf16 8192" in section
+    assert ", fp32 2048 × 50304 × 768; two cores, slower computations and other constants.\n" in section
+    assert "bf16 2048 × 50304 × 768" not in section.partition("| bf16, ")[0]
+    assert not amx_page.describe_absent({one.name for one in amx.MEASUREMENTS})
 
 
 @pytest.mark.slow
