@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks.head_share import HeadShare, LossTimes, count_share, nearest_times, read_times
+from benchmarks.head_share import HeadShare, LossTimes, count_share, nearest_times, read_largest_step, read_times
 
 
 def test_share_of_a_llama_equals_the_count_by_hand():
@@ -36,3 +36,13 @@ def test_times_are_those_of_the_nearest_width(tmp_path):
     assert times == [LossTimes(768, 3.0, 1.5), LossTimes(4096, 3.0, 1.25)]
     assert nearest_times(times, 640).width == 768
     assert nearest_times(times, 2048).width == 4096
+
+
+def test_measured_step_is_that_of_the_largest_shape():
+    rows = "| plain transformers | 9 | 1.00 | 1.00 |\n| installed | 9 (8–9) | 0.50 | {} |\n"
+    bf16 = "| installed, bf16 | 9 (8–9) | 0.10 | 0.80 |\n| installed, fastest products | 9 | 0.3 | 0.3 |\n"
+    shapes = "\nB = 8, T = 64, D = 8, L = 2, V = 50, tied\n\n", "\nB = 4, T = 8, D = 4, L = 2, V = 128, tied\n\n"
+    text = "# step\n" + shapes[0] + rows.format("0.90") + shapes[1] + rows.format("0.50") + bf16
+    model, ratios = read_largest_step(text)
+    assert ratios == pytest.approx({"fp32": 2, "bf16": 1.25})
+    assert (model.vocab, model.width, model.layers, model.share) == (128, 4, 2, 0.5)  # 2 layers of 48 + 16
