@@ -11,11 +11,13 @@ from tiewise.planning.recommendation import (
     TIE,
     UNMEASURED,
     UNTIE,
+    Agreement,
     ParametersSaved,
     choice_of_neighbours,
     neighbours_in_words,
     recommend,
     saving_in_words,
+    score_neighbours,
 )
 
 SAVING = ParametersSaved(131_072_000, 463_000_000)
@@ -99,7 +101,7 @@ def test_saving_names_the_total_only_if_it_is_counted():
 
 def test_agreeing_neighbours_predict_a_public_model_better_than_divided_ones():
     """Count by hand what `DISSENT` rests on: each model against its neighbours, itself left out."""
-    right, sizes = {True: [], False: []}, set()
+    right, untied, sizes = {True: [], False: []}, {True: 0, False: 0}, set()
     for model in catalogue.models():
         choice = (model.vocab, model.width, model.layers, model.tied)
         if None in choice or choice in sizes:
@@ -109,9 +111,12 @@ def test_agreeing_neighbours_predict_a_public_model_better_than_divided_ones():
         ties, unties = choices.count(True), choices.count(False)
         if ties != unties:
             right[min(ties, unties) <= 1].append(model.tied == (ties > unties))
+            untied[min(ties, unties) <= 1] += not model.tied
         assert (choice_of_neighbours(choices) != MIXED) == (min(ties, unties) <= 1 < max(ties, unties))
     assert (len(right[True]), sum(right[True])) == (62, 47)
     assert (len(right[False]), sum(right[False])) == (44, 31)
+    assert untied == {True: 36, False: 26}
+    assert score_neighbours() == Agreement(62, 47, 36, 44, 31, 26)
 
 
 def test_sentence_about_neighbours_names_an_unknown_choice():

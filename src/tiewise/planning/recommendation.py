@@ -47,8 +47,10 @@ class Agreement:
 
     agreeing: int  # models whose neighbours agree, with at most `DISSENT` of them differing
     agreeing_right: int  # of those, models that chose as their neighbours did
+    agreeing_untied: int  # of those, untied models: right by always guessing "untied"
     divided: int  # models whose neighbours have a smaller majority
     divided_right: int  # of those, models that chose as the majority did
+    divided_untied: int  # of those, untied models
 
 
 def tying_saves(architecture: Architecture) -> ParametersSaved:
@@ -211,9 +213,10 @@ def score_neighbours() -> Agreement:
     The source of `DISSENT`: a model whose neighbours agree mostly chose as they did.
 
     >>> score_neighbours()
-    Agreement(agreeing=62, agreeing_right=47, divided=44, divided_right=31)
+    Agreement(agreeing=62, agreeing_right=47, agreeing_untied=36, divided=44, divided_right=31, divided_untied=26)
     """
     right: dict[bool, list[bool]] = {True: [], False: []}
+    untied = {True: 0, False: 0}
     for model in catalogue.distinct(catalogue.models()):
         if model.vocab is None or model.tied is None:
             continue
@@ -223,4 +226,6 @@ def score_neighbours() -> Agreement:
         if ties != unties:
             agree = choice_of_neighbours(choices) != MIXED
             right[agree].append(model.tied is (ties > unties))
-    return Agreement(len(right[True]), sum(right[True]), len(right[False]), sum(right[False]))
+            untied[agree] += not model.tied
+    agreeing, divided = right[True], right[False]
+    return Agreement(len(agreeing), sum(agreeing), untied[True], len(divided), sum(divided), untied[False])
