@@ -22,7 +22,7 @@ from tqdm import tqdm
 import tiewise
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, RunError
-from tiewise.training import short_trials
+from tiewise.training import short_trials, workers
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
@@ -268,7 +268,8 @@ def emulated_gpu(monkeypatch):
     """A GPU of which torch knows only that it exists, with 80 GB of free memory."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * GIGABYTE, 80 * GIGABYTE))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (80 * GIGABYTE, 80 * GIGABYTE))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
 
@@ -293,10 +294,16 @@ def test_trial_decides_how_many_runs_share_a_gpu(job, tiny_settings, tmp_path, m
     assert choose(9) == (4, "they took 30 % less time than one at a time in a short trial")
     assert choose(3)[0] == 3
     for free, count in ((35, 3), (23, 2), (22, 1)):  # GB of which a tenth is reserved
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * GIGABYTE, 80 * GIGABYTE))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index, free=free: (free * GIGABYTE, 80 * GIGABYTE))
         assert choose(9)[0] == count
     assert choose(9)[1] == "memory is too small for two"
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * GIGABYTE, 80 * GIGABYTE))
+    free_bytes = [23 * GIGABYTE, 80 * GIGABYTE]  # of two GPUs, which get as many runs
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free_bytes[index], 80 * GIGABYTE))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose(9)[0] == 4
+    free_bytes[0] = 80 * GIGABYTE
+    assert choose(9)[0] == 8
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(short_trials, "free_memory", lambda: 2 * GIGABYTE)  # of the machine
     assert choose(9)[0] == 2
     time_ratio = 1.0
@@ -305,6 +312,58 @@ def test_trial_decides_how_many_runs_share_a_gpu(job, tiny_settings, tmp_path, m
     assert choose(9) == (1, "the GPU's memory did not suffice for 2 at a time")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # as with an accelerator of another vendor
     assert choose(9) == (1, "the free memory of this accelerator is not known")
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "seen"),
+    [
+        (0, None, [None] * 5),
+        (1, None, [None] * 5),
+        (3, None, ["0", "1", "2", "0", "1"]),
+        (2, "5, GPU-8f", ["5", "GPU-8f", "5", "GPU-8f", "5"]),
+        (1, "3", [None] * 5),  # the worker inherits the variable
+        (2, "1,2,-1,4", ["1", "2", "1", "2", "1"]),  # CUDA ignores what follows an invalid name
+    ],
+)
+def test_workers_see_one_of_several_gpus_in_turn(count, visible, seen, monkeypatch):
+    started = []
+
+    class StartedWorker:
+        def __init__(self, env):
+            started.append(env.get("CUDA_VISIBLE_DEVICES"))
+
+        def end(self):
+            pass
+
+    class CountingRound:
+        def __init__(self, pool, workers, work, jobs, *rest):
+            self.jobs = jobs
+
+        def run(self):
+            return dict.fromkeys(self.jobs)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(workers, "Worker", StartedWorker)
+    monkeypatch.setattr(workers, "_Round", CountingRound)
+    with Workers(5) as pool:
+        pool.each(abs, range(9), ignore, ignore)
+    assert started == seen
+
+
+@pytest.mark.slow
+def test_process_of_a_worker_has_its_gpu_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    with Workers(2) as pool:
+        found = pool.each(os.getenv, ["CUDA_VISIBLE_DEVICES"], ignore, ignore)
+        pool._open.append(pool.start_worker())
+        pool._open[0].end()
+        del pool._open[0]
+        found += pool.each(os.getenv, ["CUDA_VISIBLE_DEVICES"], ignore, ignore)
+    assert found == ["6", "7"]
 
 
 def test_free_memory_respects_container_limit(monkeypatch, tmp_path):

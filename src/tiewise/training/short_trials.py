@@ -404,7 +404,7 @@ def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Sho
         return 1, "the free memory of this accelerator is not known"
     most = min(torch.get_num_threads(), runs)
     if on_device:
-        most = min(most, MOST_ON_DEVICE)
+        most = min(most, MOST_ON_DEVICE * torch.cuda.device_count())
     demand = Demand(1, 1, 0.0)
     if most > 1:
         demand = estimate_demand(job)
@@ -412,7 +412,7 @@ def _choose_count(workers: Workers, job: Job, runs: int, folder: Path, show: Sho
         return 1, "they are too short for several at a time"
     most = min(most, free_memory() // demand.memory)
     if on_device:
-        most = min(most, free_device_memory() // demand.device_memory)
+        most = min(most, torch.cuda.device_count() * (free_device_memory() // demand.device_memory))
     if most < 2:
         return 1, "memory is too small for two"
     fewest_steps, most_steps = COUNT_TRIAL_STEPS
@@ -501,8 +501,8 @@ def _matrix_ends(installed: Installed) -> int:
 
 
 def free_device_memory() -> int:
-    """Return the bytes of the GPU that new processes can have, less a reserve for fragments."""
-    free, _ = torch.cuda.mem_get_info()
+    """Return the bytes of each GPU that new processes can have, less a reserve for fragments."""
+    free = min(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))
     return round((1 - RESERVE) * free)
 
 

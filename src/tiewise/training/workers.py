@@ -50,6 +50,7 @@ from tiewise.core import Late
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.interrupts import NotedCtrlC, set_ctrl_c_handler, was_ctrl_c_pressed
 from tiewise.core.progress import listen_to_progress
+from tiewise.training.local_gpus import gpu_of_worker
 from tiewise.training.worker_process import Message, Work, Worker
 
 torch = Late("torch")
@@ -119,8 +120,8 @@ class Workers(AbstractContextManager["Workers"]):
         return None
 
     def start_worker(self) -> WorkerHandle:
-        """Start one more process."""
-        return Worker()
+        """Start one more process, on the next GPU if this machine has several."""
+        return Worker(gpu_of_worker(len(self._open)))
 
     def wait_for_messages(self, busy: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         """Wait for messages; return the processes that have one."""
