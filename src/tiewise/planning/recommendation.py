@@ -21,7 +21,7 @@ from tiewise.planning.plan_rows import short, trained_sizes
 
 TIE, UNTIE, MIXED, NOTHING = "tie", "untie", "mixed", "nothing to tie"
 DISSENT = 1  # neighbours that may differ from the others; its source is `score_neighbours`, in docs/plan.md
-UNMEASURED = "No measurement of the loss exists near this size; `tiewise compare --text FILE` measures it."
+UNMEASURED = "tiewise has no measurement of the loss near this size; `tiewise compare --text FILE` makes one."
 DECIDES = "`tiewise compare --text FILE` decides it on your text."
 Record = Mapping[str, Any]
 
