@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
 import sys
@@ -35,7 +36,8 @@ import torch
 import transformers
 from mlx.utils import tree_flatten
 from mlx_lm import models
-from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model
+from mlx_lm.models.base import BaseModelArgs
+from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING, _get_classes, load_model
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "checkpoint"), str(ROOT / "tests" / "boundary")]
@@ -51,10 +53,12 @@ from tiewise.checkpoint.mlx_runs import decides_on_tensors, kind_of_value, numbe
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "mlx_lm.json"
 ABOUT = (
     "Made by tools/make_mlx_outcomes.py; do not edit. served: model types of which mlx-lm has a model, by its own name "
-    "or by the one that it takes for it. families: loads of tiny models; other families were not run. ends: by the "
+    "or by the one that it takes for it. needs: config keys without which it refuses a model type of transformers "
+    "that is not among the families. families: loads of tiny models; other families were not run. ends: by the "
     "flag true, false and absent, a letter for each state of the tables (no head, equal head, other head, head alone, "
     "neither): t tied, u both as stored, d head dropped, e load error, ? not seen. inputs, heads: names of the tables. "
     "shape: config keys of the rows and the width of its input table, which are those of its head too. "
+    "flag: config key of the flag that it reads, null if that was not found. "
     "tensors: names outside layers, # for a number, ? after one that may be absent. layers: the same for each kind of "
     "layer, by the name of the list. "
     "skipped: further tensors of a layer that it passes by. skipped_parts: beginnings of names that it passes by. "
@@ -108,9 +112,23 @@ def main() -> None:
 def write(served: Sequence[str], families: Mapping[str, Any]) -> None:
     """Write the file."""
     data = {"about": ABOUT, "version": mlx_lm.__version__, "date": date.today().isoformat(), "served": served}
+    data["needs"] = {kind: needed_keys(kind) for kind in served if kind in family_data()["families"].keys() - families}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
     rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(record)}" for kind, record in sorted(families.items()))
     TARGET.write_text("{\n" + ",\n".join([*lines, f'"families": {{\n{rows}\n}}']) + "\n}\n", "utf-8")
+
+
+def needed_keys(kind: str) -> list[str]:
+    """Return the config keys that mlx-lm's arguments of a model type have no default for. Empty if not known."""
+    remapped = {model_type for model_type, _ in MODEL_ARCHITECTURE_REMAPPING}
+    try:
+        _, arguments = _get_classes({"model_type": kind})
+    except SystemExit:  # one of its files calls sys.exit if a package is missing
+        return []
+    if kind in remapped or arguments.from_dict.__func__ is not BaseModelArgs.from_dict.__func__:
+        return []
+    parameters = inspect.signature(arguments).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty and one.name != "model_type"]
 
 
 def entry(kind: str) -> dict[str, Any] | None:
@@ -183,7 +201,11 @@ class FamilyRun:
 
     def _letter(self, state: folders.State) -> str:
         """Return the letter of a state; a question mark if the loaded model has no forward pass that shows its head."""
-        words = observed(folders.in_state(self.checkpoint, state))
+        return self._letter_of(folders.in_state(self.checkpoint, state))
+
+    def _letter_of(self, checkpoint: folders.Checkpoint) -> str:
+        """Return the letter of the outcome of loading a checkpoint."""
+        words = observed(checkpoint)
         if not words:
             return "?"
         return LETTERS.get(words[0], "e")
@@ -206,6 +228,7 @@ class FamilyRun:
             "inputs": self.checkpoint.inputs,
             "heads": self.checkpoint.heads,
             "shape": self._shape(),
+            "flag": self._flag_key(),
             "tensors": self._outer(),
             "layers": self._layers(),
             "skipped": self._skipped(),
@@ -245,6 +268,29 @@ class FamilyRun:
                     if shape is not None and shape[axis] == 2 * usual[axis] == doubled(value):
                         keys[axis] = key
         return keys
+
+    def _flag_key(self) -> str | None:
+        """Return the key of the flag that mlx-lm reads, with its path; None if no level explains every outcome."""
+        assert self.letters is not None
+        if not self._path:
+            return FLAG
+        groups = dict(zip(FLAGS, self.letters.split(), strict=True))
+        explained = {0: FLAG, 1: f"{self._path}.{FLAG}"}  # by the level: root or text
+        for flags in itertools.product(FLAGS, repeat=2):
+            for tables in (NONE, DIFFERENT):
+                letter = self._letter_of(self._with_flags(tables, flags))
+                for level in list(explained):
+                    if groups[flags[level]][STATES.index(tables)] != letter:
+                        del explained[level]
+        return next(iter(explained.values()), None)
+
+    def _with_flags(self, tables: str, flags: Sequence[bool | None]) -> folders.Checkpoint:
+        """Return the checkpoint in a state, with a flag at the root and one at the text level."""
+        checkpoint = folders.in_state(self.checkpoint, folders.State(None, tables))
+        for level, flag in zip((checkpoint.config, checkpoint.config[self._path]), flags, strict=True):
+            if flag is not None:
+                level[FLAG] = flag
+        return checkpoint
 
     def _own_name(self, names: Sequence[str]) -> str:
         """Return mlx-lm's name of the parameter that a stored tensor of these names fills."""

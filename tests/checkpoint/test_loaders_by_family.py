@@ -88,14 +88,43 @@ def test_predict_gives_outcome_of_run_with_mlx(tmp_path, kind, flag, tables, out
     assert outcomes_of("mlx-lm", path) == [(VERSION, outcome, False)]
 
 
-def flag_levels_apart(checkpoint):
-    checkpoint.config["text_config"]["tie_word_embeddings"] = False
+def with_flags(root, text):
+    """Return a change of both levels' flags; None removes one."""
+
+    def change(checkpoint):
+        for level, flag in ((checkpoint.config, root), (checkpoint.config["text_config"], text)):
+            level.pop("tie_word_embeddings", None)
+            if flag is not None:
+                level["tie_word_embeddings"] = flag
+
+    return change
 
 
-@pytest.mark.parametrize(("kind", "outcome"), [("mistral3", "depends"), ("gemma3", "tied")])
-def test_predict_decides_mlx_outcome_if_levels_disagree_only_if_both_flags_give_it(tmp_path, kind, outcome):
-    ((_, predicted, _),) = outcomes_of("mlx-lm", write_saved(tmp_path, kind, flag_levels_apart))
-    assert predicted == outcome
+# family, flags of the root and of the text part, outcome without a head: the text part counts
+APART = [
+    ("mistral3", True, False, "load error"),
+    ("mistral3", False, True, "tied"),
+    ("mistral3", True, None, "load error"),
+    ("gemma4", False, None, "tied"),
+    ("gemma4", True, False, "load error"),
+    ("gemma3", True, False, "tied"),  # its class reads no flag
+]
+
+
+@pytest.mark.parametrize(("kind", "root", "text", "outcome"), APART)
+def test_predict_takes_flag_of_the_level_that_mlx_reads(tmp_path, kind, root, text, outcome):
+    path = write_saved(tmp_path, kind, with_flags(root, text))
+    assert outcomes_of("mlx-lm", path) == [(VERSION, outcome, False)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "root", "text", "outcome"), APART)
+def test_mlx_lm_takes_flag_of_the_recorded_level(tmp_path, kind, root, text, outcome):
+    pytest.importorskip("mlx_lm")
+    from observed_loads import observe_mlx
+
+    path = write_saved(tmp_path, kind, with_flags(root, text))
+    assert bool(observe_mlx(path, None, None).error) == (outcome == "load error")
 
 
 def without_prefix(tensors):

@@ -42,6 +42,10 @@ def with_keys(**keys):
     return change
 
 
+def without_keys(*keys):
+    return lambda checkpoint: [checkpoint.config.pop(key) for key in keys]
+
+
 def with_null(key):
     return lambda checkpoint: checkpoint.config.update({key: None})
 
@@ -156,6 +160,8 @@ CASES = {
     "half a dropped head": ("llama", with_head_of_half_the_width, columns.DROPPED, ""),
     "half a head that is read": ("helium", with_head_of_half_the_width, columns.ERROR, "[99, 16]"),
     "two packed ends": ("llama", with_packed_ends("embed_tokens", "lm_head"), columns.ERROR, "has no lm_head.scales"),
+    "two packed ends of Gemma": ("gemma2", with_packed_ends("embed_tokens", "lm_head"), columns.ERROR, ""),
+    "two packed ends, head unused": ("helium", with_packed_ends("embed_tokens", "lm_head"), columns.DROPPED, ""),
     "packed head alone": ("llava", with_packed_ends("lm_head"), columns.ERROR, "has no language_model.lm_head.scales"),
     "plain head next to a packed table": ("llama", with_packed_ends("embed_tokens"), columns.DROPPED, ""),
     "packed head of a class with a head": ("helium", with_packed_ends("lm_head"), columns.DROPPED, ""),
@@ -166,6 +172,8 @@ CASES = {
     "no vision layer": ("gemma3", without_vision_layer, columns.TIED, ""),
     "layers counted by a list": ("nemotron_h", changed_by(folders.add_layer), columns.ERROR, "beyond the config"),
     "another body": ("gpt2", lambda checkpoint: None, columns.ERROR, "transformer."),
+    "no key of a family without a run": ("exaone4", without_keys("rope_theta"), columns.ERROR, "needs rope_theta"),
+    "F64 of a family without a run": ("gpt_oss", in_f64, columns.ERROR, "F64"),
     "the body's names": ("gpt2", changed_by(folders.drop_prefix), columns.TIED, ""),
 }
 
@@ -233,7 +241,7 @@ def test_check_without_build_judges_ends_alone(tmp_path):
 
 RECORD = {
     "ends": "ttdee euuee ttdee", "inputs": ["a.embed.weight"], "heads": ["head.weight"], "shape": ["v", "w"],
-    "tensors": ["a.norm.weight"],
+    "flag": "t", "tensors": ["a.norm.weight"],
     "layers": {"a.layers": [["x.weight", "z.weight?"], ["y.weight"]]}, "skipped": ["inv_freq"],
     "skipped_parts": ["vision."], "more_layers": True, "converted": [], "keys": [["d", "e"]], "by_default": {"f": 4},
     "not_null": ["d"], "values": {}, "unpackable": ["a.layers.#.gate"], "refuses_wrong_dropped_head": False,

@@ -312,6 +312,12 @@ class Family:
         return MlxRun(**record)
 
     @property
+    def needed_by_mlx(self) -> Sequence[str]:
+        """Return the config keys that mlx-lm needs, for a family without runs. Empty if they are not known."""
+        keys: Sequence[str] = mlx_data()["needs"].get(self.model_type, ())
+        return keys
+
+    @property
     def is_served_by_mlx(self) -> bool:
         """Return whether mlx-lm has a model of this type."""
         return self.model_type in mlx_data()["served"]

@@ -29,7 +29,7 @@ from tiewise.checkpoint.loader_columns import (
 )
 from tiewise.checkpoint.loader_states import misfit_without_tables
 from tiewise.checkpoint.mlx_fit import Misfit, MlxFit, MlxFolder, unknown_tensor
-from tiewise.checkpoint.mlx_runs import MlxRun
+from tiewise.checkpoint.mlx_runs import MlxRun, config_value
 from tiewise.checkpoint.mlx_shapes import PACKED_TYPE, MlxEndShapes, mlx_section
 from tiewise.checkpoint.server_loading import server_outcome
 from tiewise.checkpoint.untrusted import short
@@ -44,7 +44,7 @@ class MlxLoading:
     def __init__(self, facts: Facts, model_type: str) -> None:
         self.facts = facts
         self.record = family(model_type)
-        self.flags = _possible_flags(facts)
+        self.flags = _possible_flags(facts, self.record.mlx_run)
 
     def outcome(self) -> LoaderOutcome:
         """Return the outcome of loading the checkpoint."""
@@ -54,12 +54,21 @@ class MlxLoading:
         misfit = self._misfit(run)
         if misfit is not None:
             return self._outcome_of_misfit(misfit)
-        # recorded runs set the flag at every level or at none, so that they do not show which level counts
         by_flag = [self._outcome_of_run(run, flag) for flag in self.flags]
         words = sorted({outcome.outcome for outcome in by_flag})
         if len(words) == 1:
             return by_flag[0]
         return outcome_of(MLX, DEPENDS, f"It depends on the level whose flag it reads: {' or '.join(words)}.")
+
+    @property
+    def refuses_scales_of_head(self) -> bool:
+        """Return whether mlx-lm stops at the scales of a packed head: its model has none."""
+        run = self.record.mlx_run
+        if run is None or self.facts.is_tiewise_type:
+            return False
+        if any(_loads_head(run, _words(run, flag)) for flag in self.flags):
+            return False
+        return self._packed_head_misfit(run) is not None
 
     def _outcome_of_most_classes(self) -> LoaderOutcome:
         """Return the outcome for a family without a recorded run."""
@@ -71,9 +80,21 @@ class MlxLoading:
             return outcome_of(MLX, NOT_SERVED)
         if outcome.outcome == NO_HEAD:
             return outcome
+        misfit = self._misfit_without_run()
+        if misfit is not None:
+            return self._outcome_of_misfit(misfit)
         if self._was_tried_in_vain and outcome.outcome != ERROR:
             return outcome_of(MLX, DEPENDS, "A tiny model of this family, saved by transformers, did not load in it.")
         return outcome
+
+    def _misfit_without_run(self) -> Misfit | None:
+        """Return the reason why mlx-lm refuses a family without a run. None if it may load."""
+        if not self.facts.judges_every_tensor:
+            return None
+        for key in self.record.needed_by_mlx:
+            if key not in self.facts.config:
+                return Misfit(f"Its model class needs {key} in the config.")
+        return _misfit_of_types(self.facts)
 
     @property
     def _was_tried_in_vain(self) -> bool:
@@ -94,12 +115,11 @@ class MlxLoading:
 
     def _outcome_of_run(self, run: MlxRun, flag: bool | None) -> LoaderOutcome:
         """Return the outcome for a flag of a family with a recorded run."""
-        by_flag = dict(zip((True, False, None), run.ends.split(), strict=True))
-        words = tuple(MLX_LETTERS[letter] for letter in by_flag[flag])
+        words = _words(run, flag)
         loader = self._loader(f"run on {mlx_data()['date']}", words)
         outcome = server_outcome(self.facts, loader, True)
         if outcome.outcome not in (ERROR, NOT_SERVED, NO_HEAD):
-            has_head = not {UNTIED, DEPENDS}.isdisjoint(words) or run.refuses_wrong_dropped_head
+            has_head = _loads_head(run, words)
             misfit = self._shape_misfit(run, with_head=has_head)
             if not has_head:
                 misfit = self._packed_head_misfit(run) or misfit
@@ -201,10 +221,26 @@ class MlxLoading:
         for file in folder.extra:
             if file.startswith("model"):
                 return Misfit(f"It opens {short(file)} as well, which was not read.", is_certain=False)
-        for tensor in folder.tensors.values():
-            if tensor.dtype == "F64":
-                return Misfit(f"It does not read {short(tensor.name)}, as its type is F64.")
-        return None
+        return _misfit_of_types(self.facts)
+
+
+def _words(run: MlxRun, flag: bool | None) -> tuple[str, ...]:
+    """Return the recorded outcomes for a flag, one for each of `STATES`."""
+    by_flag = dict(zip((True, False, None), run.ends.split(), strict=True))
+    return tuple(MLX_LETTERS[letter] for letter in by_flag[flag])
+
+
+def _loads_head(run: MlxRun, words: Sequence[str]) -> bool:
+    """Return whether the model of a recorded run has parameters for a stored head."""
+    return not {UNTIED, DEPENDS}.isdisjoint(words) or run.refuses_wrong_dropped_head
+
+
+def _misfit_of_types(facts: Facts) -> Misfit | None:
+    """Return a misfit of a stored type that mlx-lm does not read."""
+    for tensor in facts.folder.tensors.values():
+        if tensor.dtype == "F64":
+            return Misfit(f"It does not read {short(tensor.name)}, as its type is F64.")
+    return None
 
 
 def _without_prefixes(names: AbstractSet[str], prefixes: Sequence[str]) -> frozenset[str]:
@@ -241,12 +277,16 @@ def _text_level(facts: Facts) -> Mapping[str, Any]:
     return facts.config
 
 
-def _possible_flags(facts: Facts) -> set[bool | None]:
+def _possible_flags(facts: Facts, run: MlxRun | None) -> set[bool | None]:
     """Return the flags that mlx-lm may read from the config; None is an absent flag."""
     levels = [claim for claim in facts.claims.levels if not claim.level or claim.level in TEXT_PARTS]
-    if len(levels) > 1:  # it reads the flag of a composite's text part, whatever the root has
+    if run is not None and run.flag is not None:
+        is_written, value = config_value(facts.config, run.flag)
+    elif len(levels) > 1:  # it reads the flag of a composite's text part, whatever the root has
         return {claim.written for claim in levels}
-    root = facts.levels[""]
-    if FLAG not in root:
+    else:
+        value = facts.levels[""].get(FLAG)
+        is_written = FLAG in facts.levels[""]
+    if not is_written:
         return {None}
-    return {bool(root[FLAG])}  # mlx-lm tests `if args.tie_word_embeddings`: null is false
+    return {bool(value)}  # mlx-lm tests `if args.tie_word_embeddings`: null is false

@@ -71,6 +71,7 @@ class MlxRun:
     inputs: Sequence[str]
     heads: Sequence[str]
     shape: Sequence[str | None]
+    flag: str | None
     tensors: Sequence[str]
     layers: Mapping[str, Sequence[Sequence[str]]]
     skipped: Sequence[str]
@@ -90,6 +91,16 @@ class MlxRun:
     def text_layers(self) -> str | None:
         """Return the name of the text model's list of layers."""
         return text_layers(self.layers, self.inputs)
+
+
+def config_value(config: Mapping[str, Any], path: str) -> tuple[bool, Any]:
+    """Return (whether a config has a key, its value). The key may have a path: `text_config.vocab_size`."""
+    value: Any = config
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return False, None
+        value = value[key]
+    return True, value
 
 
 def decides_on_tensors(key: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiewise.checkpoint.mlx_fit import unknown_tensor
-from tiewise.checkpoint.mlx_runs import MlxRun
+from tiewise.checkpoint.mlx_runs import MlxRun, config_value
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 
@@ -66,12 +66,9 @@ class MlxEndShapes:
         """Return a size of the model from its key with a path. None if it is unknown."""
         if path is None:
             return None
-        value: Any = self.config
-        for key in path.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                value = self.run.by_default.get(path)
-                break
-            value = value[key]
+        is_written, value = config_value(self.config, path)
+        if not is_written:
+            value = self.run.by_default.get(path)
         if type(value) is not int:
             return None
         return value

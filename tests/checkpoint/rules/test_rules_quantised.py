@@ -270,6 +270,16 @@ KEYS_OF_MLX = st.sampled_from(["bits", "group_size", E, H, "exclude_modules", "i
 SECTIONS = st.dictionaries(KEYS_OF_MLX, VALUES | st.integers(-(2**70), 2**70)) | VALUES
 
 
+@pytest.mark.parametrize(("kind", "severity"), [("llama", "error"), ("gemma2", "error"), ("helium", "warning")])
+def test_b013_asks_mlx_alone_whether_it_refuses_the_scales_of_a_head(tmp_path, monkeypatch, kind, severity):
+    """Helium's class in mlx-lm has a head that it does not use if the flag ties it."""
+    monkeypatch.setattr("tiewise.checkpoint.loaders.predict", None)
+    changed = mlx(8, head=True)
+    changed["config"] |= {"model_type": kind, "architectures": [f"{kind.title()}ForCausalLM"]}
+    (found,) = run_rule("B013", llama(tmp_path / "a", **changed))
+    assert found.severity == severity
+
+
 @pytest.mark.parametrize("method", ["mlx", "bitsandbytes", "gptq", COMPRESSED])
 def test_repair_drops_all_parts_of_a_packed_head(tmp_path, method):
     path = llama(tmp_path / "a", **quantised(by(method, E), by(method, H)))

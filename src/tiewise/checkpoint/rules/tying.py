@@ -5,8 +5,7 @@ from __future__ import annotations
 from tiewise.checkpoint.claims import FLAG, Claim, Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import ComparedEnds, Facts
-from tiewise.checkpoint.loaders import predict
-from tiewise.checkpoint.mlx_fit import unknown_tensor
+from tiewise.checkpoint.mlx_loading import MlxLoading
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import (
     Observation,
@@ -352,18 +351,12 @@ def _packed_alike(facts: Facts) -> Observation:
         remedy = f"set quantization_config.lm_head to false by hand, then: {facts.command('repair')}"
         return Observation(where, problem, remedy)
     severity: Severity = "warning"
-    if _mlx_refuses_scales(facts):
+    if MlxLoading(facts, facts.claims.levels[0].model_type or "").refuses_scales_of_head:
         severity, problem = (
             "error",
             f"{problem}. mlx-lm does not load it, as its model has no {short(head.module)}.scales",
         )
     return Observation(where, problem, facts.command("repair"), safe=True, severity=severity)
-
-
-def _mlx_refuses_scales(facts: Facts) -> bool:
-    """Return whether mlx-lm stops at the scales of the head."""
-    refusal = unknown_tensor(f"{facts.roles.output_end.module}.scales")
-    return any(outcome.sentence == refusal for outcome in predict(facts))
 
 
 def _not_read(facts: Facts, name: str) -> Observation:
