@@ -139,6 +139,38 @@ def test_table_in_another_mode_or_with_its_own_entry_is_not_compared():
     assert misfit(in_another_layout, config=SIZES | {"quantization_config": {"quant_method": "bitsandbytes"}}) is None
 
 
+MALFORMED = ("32", 0, -32, True, 32.0, None, [32])
+
+
+@pytest.mark.parametrize("value", MALFORMED)
+@pytest.mark.parametrize("key", SIZES)
+def test_size_must_be_a_positive_whole_number(key, value):
+    assert f"for {key}." in misfit(config=SIZES | {key: value})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gptj", "mistral3"])
+def test_mlx_lm_refuses_malformed_sizes(kind, tmp_path_factory):
+    pytest.importorskip("mlx_lm")
+    from observed_loads import observe_mlx
+
+    def with_size(path, value):
+        def change(checkpoint):
+            *levels, key = path.split(".")
+            level = checkpoint.config
+            for name in levels:
+                level = level[name]
+            level[key] = value
+
+        return change
+
+    for path in mlx_data()["families"][kind]["shape"]:
+        for value in MALFORMED:
+            folder = tmp_path_factory.mktemp("model")
+            write_saved(folder, kind, with_size(path, value), flag=False, tables=columns.DIFFERENT)
+            assert observe_mlx(folder, None, None).error, (path, value)
+
+
 def write_changed(path, kind, flag, end, change):
     """Write a family's untied tiny model with one end changed; return the names and values of both."""
     written = []

@@ -377,9 +377,15 @@ def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, dec
         default,
         decides,
         vocab_size=first_count([level], ends.sizes.get("vocab_size", ""), "vocab_size"),
-        hidden_size=first_count([level], ends.sizes.get("hidden_size", ""), *_HIDDEN_SIZES),
+        hidden_size=first_count([level], *width_keys(level, model_type)),
         malformed=malformed,
     )
+
+
+def width_keys(level: Mapping[str, Any], model_type: str | None) -> list[str]:
+    """Return the keys of a config's level for its hidden width, the family's key first."""
+    own_key = family(model_type).ends.sizes.get("hidden_size", "")
+    return [key for key in (own_key, *_HIDDEN_SIZES) if key in level]
 
 
 def flag_key(level: Mapping[str, Any], model_type: str | None) -> str:

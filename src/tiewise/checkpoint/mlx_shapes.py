@@ -7,10 +7,12 @@ config, which `data/mlx_lm.json` records for each family. A packed table has the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tiewise.checkpoint.claims import positive_int
 from tiewise.checkpoint.mlx_fit import unknown_tensor
 from tiewise.checkpoint.mlx_runs import MlxRun, config_value
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -35,13 +37,23 @@ class MlxEndShapes:
 
         A table is not compared if the config lacks a size, or if it is packed in another way than MLX's affine mode.
         """
+        misfit = self._size_misfit()
+        if misfit is not None:
+            return misfit
         for name in names:
             table = self.tensors.get(name)
-            misfit = None
             if table is not None:
                 misfit = self._table_misfit(table)
             if misfit is not None:
                 return misfit
+        return None
+
+    def _size_misfit(self) -> str | None:
+        """Return a sentence about a malformed size in the config. None without one."""
+        for path in self.run.shape:
+            is_written, value = config_value(self.config, path or "")
+            if is_written and positive_int(value) is None:
+                return f"Its model class does not accept {short(json.dumps(value))} for {path}."
         return None
 
     def _table_misfit(self, table: Stored) -> str | None:

@@ -55,6 +55,11 @@ def llava(**config):
     return lambda path: write_checkpoint(path, LLAVA | parts, tensors)
 
 
+def with_width(width):
+    """Return a function that writes a Llama whose config has this width."""
+    return lambda path: write_checkpoint(path, llama_config() | {"hidden_size": width}, llama_tensors())
+
+
 def composite(root, text=V, rows=V, kind="qwen2_5_vl", name="Qwen2_5_VLForConditionalGeneration", **config):
     """Return a function that writes a VLM of `rows` rows with two vocabulary sizes in its config."""
     tensors = {f"model.language_{name}": array for name, array in llama_tensors(rows=rows).items()}
@@ -189,6 +194,10 @@ FIRES = [
       for wrong, shown in ((str(V), f'"{V}"'), (float(V), f"{V}.0"), (0, "0"), (-V, f"-{V}"), (True, "true"),
                            ([V], f"[{V}]"), (2**63, "9223372036854775808"))),
     ("B033", "error", "text_config.vocab_size", True, llava(vocab_size=str(V))),
+    *(("B030", "error", "hidden_size", True, with_width(wrong), f"hidden_size is {shown}, which is no width")
+      for wrong, shown in ((str(D), f'"{D}"'), (float(D), f"{D}.0"), (0, "0"), (-D, f"-{D}"), (True, "true"),
+                           (None, "null"), ([D], f"[{D}]"), (2**63, "9223372036854775808"))),
+    ("B030", "error", "text_config.hidden_size", True, llava(hidden_size=str(D)), f'text_config.hidden_size is "{D}"'),
     ("B033", "error", "vocab_size", True, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
     # a resize that changed one config level; older releases read the root level (transformers#40130)
     ("B033", "error", "text_config.vocab_size", True, composite(V, V + 8), f"is {V + 8}, and", f"has {V} rows"),

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from tiewise.checkpoint.claims import SPEC, TEXT_PARTS, Claim, first_count, positive_int, usual_names
+from tiewise.checkpoint.claims import (
+    SPEC,
+    TEXT_PARTS,
+    Claim,
+    family_type,
+    first_count,
+    positive_int,
+    usual_names,
+    width_keys,
+)
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
@@ -141,10 +151,10 @@ def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) 
 def table_shapes(facts: Facts) -> Observations:
     """Input and output table must have a row for the same tokens. An exception is a config that names two vocabularies.
     Both must be as wide as the model, except with a projection or a factored table (ALBERT, ELECTRA, OPT-350m,
-    tiewise's classes). A resize of one end only leaves different sizes (transformers#35141), and loaders stop or draw
-    the smaller table at random.
+    tiewise's classes). The width in the config must be a positive whole number. A resize of one end only leaves
+    different sizes (transformers#35141), and loaders stop or draw the smaller table at random.
     What to do: take the shorter table from its source, or resize the model again in a tool that changes both ends. A
-    wrong width is a wrong table.
+    wrong width is a wrong table. `tiewise repair` writes a malformed one.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
     tables = [table for table in facts.roles.one_table_per_end if not facts.roles.is_packed(table)]
@@ -152,12 +162,51 @@ def table_shapes(facts: Facts) -> Observations:
         yield from _unequal_rows(facts, *tables)
     yield from _lost_extra_rows(facts)
     if facts.text.hidden_size is None:
+        yield from _malformed_widths(facts, tables)
         return
     for table in tables:
         if not facts.explains_width_of(table):
             problem = f"{short(table.name)} is {table.shape[1]:,} wide, and the model {facts.text.hidden_size:,}"
             problem += f". No projection and no key of the config explains it. {describe(table)}"
             yield short(table.name), problem, (CONFIG_FIX, "or take the table from its source")
+
+
+def _malformed_widths(facts: Facts, tables: Sequence[Stored]) -> Observations:
+    """Report a hidden width of the text level that is no positive whole number.
+
+    Examples are "4096", 0 and null.
+    """
+    widths = {table.columns for table in tables}
+    if len(widths) != 1:
+        return
+    width = widths.pop()
+    for level, values in facts.levels.items():
+        for key in width_keys(values, family_type(values)):
+            where, written = dotted(level, key), values[key]
+            if _is_of_text(level) and positive_int(written) is None and not _may_be_null(values, key):
+                problem = f"{where} is {short(json.dumps(written))}, which is no width. {describe(tables[0])}"
+                yield _wrong_width(facts, where, problem, width)
+
+
+def _may_be_null(level: Mapping[str, Any], key: str) -> bool:
+    """Return whether a key is null, and its class has null or nothing by default."""
+    return level[key] is None and family(family_type(level)).keys.defaults.get(key) is None
+
+
+def _wrong_width(facts: Facts, where: str, problem: str, width: int) -> Observation:
+    """Return the finding about a malformed width.
+
+    `repair` writes the tables' width, unless a map or the head's class may have another one.
+    """
+    if facts.roles.maps or facts.class_ends.wide:
+        return Observation(where, problem, f"{CONFIG_FIX}: {where} = the width of the hidden states", severity="error")
+    edit = JsonEdit(CONFIG, where, width)
+    return Observation(where, problem, facts.command("repair"), safe=True, severity="error", edits=(edit,))
+
+
+def _is_of_text(level: str) -> bool:
+    """Return whether a level is the root or a text part."""
+    return not level or level.rpartition(".")[2] in TEXT_PARTS
 
 
 def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
@@ -231,8 +280,7 @@ def _malformed_vocab_sizes(facts: Facts, table: Stored) -> Observations:
     """
     for level, values in facts.levels.items():
         written = values.get("vocab_size")
-        is_of_text = not level or level.rpartition(".")[2] in TEXT_PARTS
-        if is_of_text and written is not None and positive_int(written) is None:
+        if _is_of_text(level) and written is not None and positive_int(written) is None:
             key = dotted(level, "vocab_size")
             problem = f"{key} is {short(json.dumps(written))}, which is no number of rows"
             problem += f". {short(table.name)} has {table.rows:,} rows"

@@ -26,7 +26,7 @@ ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # rules on t
 INDEX = frozenset({"B002", "B003"})  # rules on the index
 COPIES = frozenset({"B004"})  # rule on tensors that two files store
 NAMES = frozenset({"B010", "B011"})  # rules on names with the prefix of a training wrapper
-VALUES = frozenset({"B033", "B050", "B054"})  # rules on values of JSON files, which give the right ones
+VALUES = frozenset({"B030", "B033", "B050", "B054"})  # rules on values of JSON files, which give the right ones
 ENCODING = "B001"  # rule on JSON files with a byte order mark
 MOST_LISTED = 3  # repairs named in one line
 
