@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
+from tiewise.checkpoint.built_class import NotBuilt
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, family_type, first_count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
@@ -175,20 +176,43 @@ class MlxLoading:
         facts = self.facts
         if not facts.judges_every_tensor:
             return None
-        names = set[str]()
-        for file in facts.folder.headers:
-            if facts.folder.single or file.startswith("model"):
-                names |= facts.folder.headers[file].tensors.keys()
         misfit = self._misfit_of_files()
         if misfit is not None:
             return misfit
+        names = self._names_in_files()
         packed = _packed_modules(names)
         if mlx_section(facts.config) is None:
             if "quantization_config" in facts.config:
                 return Misfit("It was not run with this quantisation.", is_certain=False)
             if packed:
                 return Misfit(unknown_tensor(f"{min(packed)}.scales"))
-        return MlxFit(run, self._folder(_without_prefixes(names, run.stripped))).misfit()
+        misfit = MlxFit(run, self._folder(_without_prefixes(names, run.stripped))).misfit()
+        if misfit is not None and misfit.is_certain:
+            return misfit
+        return self._shape_misfit_outside_ends(run, packed) or misfit
+
+    def _names_in_files(self) -> set[str]:
+        """Return the names of the tensors in the files that mlx-lm opens."""
+        folder, names = self.facts.folder, set[str]()
+        for file in folder.headers:
+            if folder.single or file.startswith("model"):
+                names |= folder.headers[file].tensors.keys()
+        return names
+
+    def _shape_misfit_outside_ends(self, run: MlxRun, packed: AbstractSet[str]) -> Misfit | None:
+        """Return a misfit of a plain tensor outside both ends with another shape than in transformers.
+
+        mlx-lm's class has the same shape for vectors and matrices of the recorded names. Axes of others may be moved.
+        """
+        load = self.facts.class_load
+        if isinstance(load, NotBuilt):
+            return None
+        for mismatch in load.mismatched:
+            name, shape = mismatch.name, mismatch.stored
+            is_plain = name in self.facts.folder.tensors and module_of(name)[0] not in packed
+            if is_plain and len(shape) < 3 and run.requires(name):
+                return Misfit(f"{short(name)} has the shape {list(shape)}, and its model {list(mismatch.needed)}.")
+        return None
 
     def _folder(self, names: AbstractSet[str]) -> MlxFolder:
         """Return what mlx-lm reads of the checkpoint."""

@@ -92,6 +92,13 @@ class MlxRun:
         """Return the name of the text model's list of layers."""
         return text_layers(self.layers, self.inputs)
 
+    def requires(self, name: str) -> bool:
+        """Return whether mlx-lm needs this tensor, which is outside both ends."""
+        place = numbered(name)
+        if place is None:
+            return pattern_of(name) in self.tensors
+        return any(place.pattern in kind for kind in self.layers.get(place.layers, ()))
+
 
 def config_value(config: Mapping[str, Any], path: str) -> tuple[bool, Any]:
     """Return (whether a config has a key, its value). The key may have a path: `text_config.vocab_size`."""
