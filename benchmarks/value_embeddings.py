@@ -9,7 +9,7 @@ layers of a tied model, so it has exactly the parameters of the untied one:
 The settings, cells and seeds are those of the study `untie-late`, whose tied and untied runs are the references. Each
 run keeps its best step. Fixed before any run: value embeddings less tied and less untied in each cell, with intervals
 over seeds and documents, and Holm's correction over the four. Sixteen runs take ten minutes of one core; a second call
-continues. It is not run yet. The table is printed and written to `benchmarks/results/value_embeddings.csv`.
+continues. The table is printed and written to `benchmarks/results/value_embeddings.csv`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import study_curves
+from benchmarks.contrasts import Contrast, contrast_rows, read_cells
 from benchmarks.study_runs import train_comparison
 from benchmarks.tables import write_table
 from tiewise.boundary.installation import Installed
-from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.kinds.decoder import KIND
-from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
+from tiewise.training.results import Comparison
 from tiewise.training.study.grid import GRID, StudyGrid
 from tiewise.training.trainer import Job
 
@@ -86,58 +86,24 @@ def train(study: Path, folder: Path) -> dict[str, Comparison]:
 
     FileNotFoundError: a cell of the study is not finished.
     """
+    cells = StudyGrid.named(str(study / GRID)).cells()
     comparisons = {}
-    for cell, settings in StudyGrid.named(str(study / GRID)).cells().items():
-        references = Comparison.from_dict(_results(study / cell))
+    for cell, references in read_cells(study).items():
+        settings = replace(cells[cell], arms=("tied",))
         with patch.object(KIND, "build", partial(build, KIND.build)):
-            values = train_comparison(replace(settings, arms=("tied",)), folder / cell, "benchmarks.value_embeddings")
+            values = train_comparison(settings, folder / cell, "benchmarks.value_embeddings")
         runs = [run for arm in REFERENCES for run in references.of(arm)]
         runs += [replace(run, arm=ARM) for run in values.runs]
         comparisons[cell] = replace(references, arms=[*REFERENCES, ARM], runs=runs)
     return comparisons
 
 
-def _results(folder: Path) -> dict[str, Any]:
-    """Return the results of a finished cell."""
-    results = read_json(folder / RESULTS)
-    if results is None:
-        raise FileNotFoundError(f"{folder} has no {RESULTS}; finish the study first")
-    return results
-
-
-def table(comparisons: dict[str, Comparison]) -> list[dict[str, str]]:
-    """Return a row for each cell and reference: losses and their difference, in nats per token."""
-    places = [(cell, reference) for cell in comparisons for reference in REFERENCES]
-    found = [differences(comparisons[cell], reference, ARM)["heldout_nll"] for cell, reference in places]
-    corrected = correct_by_holm(found)
-    return [_row(cell, reference, comparisons[cell], d) for (cell, reference), d in zip(places, corrected, strict=True)]
-
-
-def _row(cell: str, reference: str, comparison: Comparison, d: Difference) -> dict[str, str]:
-    """Return the row of one difference."""
-    row = {"cell": cell, "reference": reference}
-    row |= {"parameters": str(_parameters(comparison, ARM)), "of reference": str(_parameters(comparison, reference))}
-    numbers = {"loss": _mean_loss(comparison, ARM), "loss of reference": _mean_loss(comparison, reference)}
-    numbers |= {"difference": d.mean, "low": d.low, "high": d.high, "p_holm": d.p}
-    row |= {name: "" if value is None else f"{value:.5f}" for name, value in numbers.items()}
-    return row | {"seeds": str(d.n), "documents": str(d.documents)}
-
-
-def _parameters(comparison: Comparison, arm: str) -> int:
-    """Return the parameters of an arm's models."""
-    return comparison.of(arm)[0].total_parameters
-
-
-def _mean_loss(comparison: Comparison, arm: str) -> float:
-    """Return the mean held-out loss of an arm, in nats per token."""
-    losses = [run.heldout_nll for run in comparison.of(arm)]
-    return sum(losses) / len(losses)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Train beside a finished study, and write table and curves."""
     study, folder = map(Path, arguments)
-    write_table(CSV_FILE, table(train(study, folder)))
+    comparisons = train(study, folder)
+    contrasts = [Contrast(cell, ARM, reference) for cell in comparisons for reference in REFERENCES]
+    write_table(CSV_FILE, contrast_rows(comparisons, contrasts))
     print(CSV_FILE.read_text(encoding="utf-8"))
     study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
 

@@ -224,6 +224,20 @@ def curves(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def contrasts(rows: Sequence[Row]) -> str:
+    """Return the table of contrasts with another reference, in Markdown."""
+    header = ["train tokens", "arm", "reference", "difference, best step", "95 % interval", "p, Holm", "parameters"]
+    lines = [[*header, "of reference"], ["---", "---", "---", *["---:"] * 5]]
+    for row in rows:
+        mean, low, high, p = (float(row[name]) for name in ("difference", "low", "high", "p_holm"))
+        value = signed(mean) if p >= 0.05 else f"**{signed(mean)}**"
+        cell = count(int(row["cell"].removeprefix("train_tokens=")))
+        sizes = [count(int(row[name])) for name in ("parameters", "reference_parameters")]
+        interval = f"[{signed(low)}, {signed(high)}]"
+        lines.append([cell, row["arm"], row["reference"], value, interval, f"{p:.2g}", *sizes])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def last_point(curve: Sequence[Row]) -> Row:
     """Return the point of the last step."""
     return max(curve, key=lambda point: int(point["step"]))
@@ -238,7 +252,14 @@ def best_point(curve: Sequence[Row]) -> Row:
 
 
 # files of benchmarks/results and their tables
-RESULT_TABLES = {"transfer": transfer, "objectives": objectives, "atlas_curves": curves}
+RESULT_TABLES = {
+    "transfer": transfer,
+    "objectives": objectives,
+    "atlas_curves": curves,
+    "free_rows_less_untied": contrasts,
+    "untie_late_less_untied": contrasts,
+    "value_embeddings": contrasts,
+}
 
 # figures
 

@@ -61,8 +61,8 @@ def test_small_study_compares_with_references_of_equal_parameters(tmp_path, monk
     rows = list(csv.DictReader((tmp_path / "values.csv").open(encoding="utf-8")))
     assert [row["reference"] for row in rows] == ["tied", "untied"]
     vocab, layers = 257, 2
-    extra = {row["reference"]: int(row["parameters"]) - int(row["of reference"]) for row in rows}
+    extra = {row["reference"]: int(row["parameters"]) - int(row["reference_parameters"]) for row in rows}
     assert extra == {"tied": vocab * 16 + layers, "untied": layers}
     for row in rows:
-        assert float(row["loss"]) - float(row["loss of reference"]) == pytest.approx(float(row["difference"]), abs=2e-5)
+        assert float(row["loss"]) - float(row["reference_loss"]) == pytest.approx(float(row["difference"]), abs=2e-5)
     assert len(study_curves.read(tmp_path / "curves" / "value-embeddings.jsonl")) == 2

@@ -1,5 +1,7 @@
 """Test which rows of the atlas are nearest to given sizes, and whether the trained sizes enclose them."""
 
+import csv
+import io
 import itertools
 import json
 import math
@@ -36,7 +38,7 @@ def planted_records(seed=0, noise=NOISE):
         each = planted_gain(*at) + draw.normal(0, noise, SEEDS)
         e = mean_interval(each.tolist())
         numbers = (e.value, e.low, e.high, float(each.std(ddof=1)) / SEEDS**0.5, int(e.low > 0) - int(e.high < 0))
-        facts = {"seeds": SEEDS, "study": "planted", "text": "builtin", "command": "tiewise compare"}
+        facts = {"seeds": SEEDS, "study": "planted", "text": "builtin", "command": "tiewise compare", "step": "last"}
         yield dict(zip((*SIZES, *NUMBERS), (*at, 307_200, *numbers), strict=True)) | facts
 
 
@@ -138,3 +140,42 @@ def test_plan_describes_the_nearest_atlas_settings(set_atlas):
     assert headless.record()["atlas"] is None
     assert plan_rows.atlas_sentences(headless.record()) == ""
     assert len(plan_rows.lookup_tables(headless.record())) == 2
+
+
+def atlas_line(last="", seeds=3, heldout=0.1, tokens=25_000):
+    """Return a line of the atlas for a tied and an untied decoder of default settings."""
+    numbers = {"heldout": heldout, "heldout_low": heldout - 0.05, "heldout_high": heldout + 0.05, "sign": 1}
+    sizes = {"width": 64, "layers": 2, "vocab": 2048, "tokens": tokens, "seen": 307_200, "seeds": seeds}
+    facts = {"arm": "tied", "reference": "untied", "text": "builtin", "study": "s", "command": "tiewise compare"}
+    return {name: str(value) for name, value in (numbers | sizes | facts | {"error": 0.02, "last": last}).items()}
+
+
+@pytest.fixture
+def written_atlas(monkeypatch):
+    """Return a function that replaces the file of the atlas."""
+
+    def replace_lines(*lines):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+        monkeypatch.setattr(evidence.pkgutil, "get_data", lambda package, name: text.getvalue().encode())
+        evidence.atlas_records.cache_clear()
+
+    yield replace_lines
+    evidence.atlas_records.cache_clear()
+
+
+def test_best_step_precedes_last_step_and_then_seeds_decide(written_atlas):
+    at_best, more_seeds = atlas_line("0.4", heldout=0.2), atlas_line("0.5", seeds=8, heldout=0.3)
+    written_atlas(atlas_line(seeds=9), at_best, more_seeds)
+    assert [(row["step"], row["difference"]) for row in evidence.atlas_records()] == [("best", 0.3)]
+
+
+def test_nearest_rows_all_compare_one_step(written_atlas):
+    written_atlas(atlas_line(), atlas_line(tokens=50_000), atlas_line("0.4", heldout=0.2, tokens=400_000))
+    rows = nearest_settings({"width": 64, "layers": 2, "vocab": 2048})["rows"]
+    assert [(row["step"], row["tokens"]) for row in rows] == [("best", 400_000)]
+    written_atlas(atlas_line(), atlas_line(tokens=50_000))
+    rows = nearest_settings({"width": 64, "layers": 2, "vocab": 2048})["rows"]
+    assert [(row["step"], row["tokens"]) for row in rows] == [("last", 25_000), ("last", 50_000)]

@@ -32,7 +32,7 @@ def neighbours(ties, unties, unknown=0):
 def measured(*signs):
     """Return a record of measured settings at this size, one for each sign of tied − untied."""
     rows = [
-        {"width": 64, "layers": 2, "vocab": 2048, "tokens": 1000 * (i + 1), "sign": sign}
+        {"width": 64, "layers": 2, "vocab": 2048, "tokens": 1000 * (i + 1), "sign": sign, "step": "last"}
         | {"difference": 0.25 * sign, "low": 0.25 * sign - 0.1, "high": 0.25 * sign + 0.1}
         for i, sign in enumerate(signs)
     ]

@@ -30,17 +30,20 @@ SIZE_SETTINGS |= {"steps", "minutes", "measured", "out"}
 TEXT = "builtin"  # other texts were trained at one size only, so their differences may come from the text
 KIND = "decoder"  # kind of model trained at all these sizes; other kinds have separate studies (docs/dev/atlas.md)
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → sign of tied − untied
+BEST, LAST = "best", "last"  # steps whose losses a study compares
 SLACK = math.log(1.05)  # tolerance of equal sizes: no two texts have equally many tokens
 AtlasRecord = dict[str, Any]
 
 
 @cache
 def atlas_records() -> tuple[AtlasRecord, ...]:
-    """Return the trained settings of the atlas; of equal settings, the one with the most seeds.
+    """Return the trained settings of the atlas.
+
+    Of equal settings, it has the one of the best step, and of these the one with the most seeds.
 
     A record has the keys of a plan's record. `difference` is tied − untied with its interval `low`, `high` and standard
     `error`, in nats per token of held-out text: below zero tying is better. `sign` is −1 or 1 if that difference is
-    significant, else 0. `command` repeats the training.
+    significant, else 0. `step` names the step of the losses, `BEST` or `LAST`. `command` repeats the training.
     """
     text = (pkgutil.get_data("tiewise", "planning/data/atlas.csv") or b"").decode()
     by_sizes: dict[tuple[Any, ...], AtlasRecord] = {}
@@ -49,9 +52,14 @@ def atlas_records() -> tuple[AtlasRecord, ...]:
             continue
         record = _tied_minus_untied(line)
         sizes_key = record["text"], *logs(record, SIZES)
-        if sizes_key not in by_sizes or by_sizes[sizes_key]["seeds"] < record["seeds"]:
+        if sizes_key not in by_sizes or _rank(by_sizes[sizes_key]) < _rank(record):
             by_sizes[sizes_key] = record
     return tuple(by_sizes.values())
+
+
+def _rank(record: AtlasRecord) -> tuple[bool, int]:
+    """Return what makes a record preferable to another of the same sizes."""
+    return record["step"] == BEST, record["seeds"]
 
 
 def _differs_in_sizes_only(line: Mapping[str, str]) -> bool:
@@ -70,6 +78,7 @@ def _tied_minus_untied(line: Mapping[str, str]) -> AtlasRecord:
     record |= {name: int(line[name]) for name in (*SIZES, "seeds")}
     record |= {"sign": sign * int(line["sign"]), "difference": value, "low": low, "high": high}
     record["error"] = float(line["error"])
+    record["step"] = BEST if line["last"] else LAST  # studies of the last step alone have nothing in this column
     return record
 
 
@@ -147,7 +156,8 @@ def _is_in_hull(points: Sequence[Sequence[float]], point: Sequence[float]) -> bo
 def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
     """Return the nearest settings, with the keys of a plan's record. None if the atlas is empty.
 
-    `within` is true if the atlas encloses the sizes and trained models of this `kind`.
+    `within` is true if the atlas encloses the sizes and trained models of this `kind`. All rows compare the same step:
+    the best one, if any row does.
     """
     if not atlas_records():
         return None
@@ -156,10 +166,11 @@ def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, 
     for record in atlas_records():
         by_sizes.setdefault(logs(record, sizes), []).append(record)
     sizes_key = min(by_sizes, key=lambda logarithms: math.dist(logarithms, goal))
+    at_best = [record for record in by_sizes[sizes_key] if record["step"] == BEST]
     return {
         "kind": kind,
         "within": kind == KIND and encloses(sizes),
         "beyond": factors_beyond(sizes),
         "distance": math.dist(sizes_key, goal),
-        "rows": sorted(by_sizes[sizes_key], key=itemgetter("tokens", "seen")),
+        "rows": sorted(at_best or by_sizes[sizes_key], key=itemgetter("tokens", "seen")),
     }

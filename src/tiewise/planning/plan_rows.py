@@ -35,7 +35,6 @@ DTYPE_ROWS = ("float32", "bfloat16", "float8_e4m3fn")  # dtypes of checkpoints t
 NATS = "nats per token"
 RARELY_USED = {"experts", "other_tables", "towers"}  # components of which a token uses a part or nothing
 EVIDENCE_HEADER = ["tokens of text", "times seen", "loss, tied − untied, nats/token [95 %]", "tying", "seeds"]
-LAST_STEPS = "Its losses are those of the last step, on the demo corpus."
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -443,7 +442,8 @@ def atlas_sentences(record: Record) -> str:
     atlas = record["atlas"]
     if atlas is None:
         return ""
-    nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}. {LAST_STEPS}"
+    losses = f"Its losses are those of the {atlas['rows'][0]['step']} step, on the demo corpus."
+    nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}. {losses}"
     if atlas["within"]:
         return nearest
     return f"No measurement near this size: {_why_outside(atlas)}. {nearest}"

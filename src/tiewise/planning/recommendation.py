@@ -196,7 +196,7 @@ def _measured_sentences(atlas: Record | None) -> list[str]:
     significant = sum(setting["sign"] != 0 for setting in settings)
     place = f"At the nearest measured sizes ({trained_sizes(atlas)}; demo corpus)"
     counted = f"{significant} of {len(settings)} rows significant"
-    return [f"{place}, tying changed the loss of the last step {effects} ({counted})."]
+    return [f"{place}, tying changed the loss of the {settings[0]['step']} step {effects} ({counted})."]
 
 
 def _effect_in_words(setting: Record) -> str:
