@@ -159,12 +159,22 @@ def _broken_words(loaded: LoadedModel, unfilled: set[str], drawn: set[str]) -> I
             yield outside
 
 
+def _part_with_head(model: Any) -> Any:
+    """Return the model with a body and a head: the given one, or the decoder of an encoder with a decoder."""
+    if model.base_model is not model:
+        return model
+    parts = [part for part in model.children() if isinstance(part, tr.PreTrainedModel)]
+    with_head = [part for part in parts if part.base_model is not part and part.get_output_embeddings() is not None]
+    return with_head[0] if with_head else None
+
+
 def _is_before_head(model: Any, values: torch.Tensor) -> bool:
     """Return whether a parameter is outside the body and changes the logits of tokens: a layer before the head."""
-    if model.base_model is model or any(values is of_body for of_body in model.base_model.parameters()):
+    part = _part_with_head(model)
+    if part is None or any(values is of_body for of_body in part.base_model.parameters()):
         return False
     try:
-        outputs = model(input_ids=torch.tensor([[3, 5, 7]]))
+        outputs = part(input_ids=torch.tensor([[3, 5, 7]]))
     except Exception:  # it needs pictures or sound as well
         return False
     logits = outputs.get("logits", outputs.get("prediction_logits"))
