@@ -48,6 +48,7 @@ AXES = {
     "sharing-by-depth": ["layers", "arm"],
     "sharing-deep": ["layers", "arm"],
     "free-rows": ["train_tokens", "arm"],
+    "free-rows-control": ["learning_rate", "arm"],
     "untie-late": ["train_tokens", "arm"],
     "recurrent-vectors": ["contrast"],
 }
@@ -88,10 +89,20 @@ def cell_text(row: Row, column: str) -> str:
     return value.replace("=", " ") if column == "text" else value
 
 
+def compares_best_step(rows: Sequence[Row]) -> bool:
+    """Return whether a study compares the best step of its runs; older studies have the last step alone."""
+    return bool(rows[0].get("last"))
+
+
+def moment(rows: Sequence[Row]) -> str:
+    """Return the step that a study compares, in words."""
+    return "at the best step" if compares_best_step(rows) else "after the last step"
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the rows of a study in Markdown."""
     axes = AXES[rows[0]["study"]]
-    has_both_steps = bool(rows[0].get("last"))  # older studies have the last step alone
+    has_both_steps = compares_best_step(rows)
     step = "best step" if has_both_steps else "last step"
     header = [*(axis.replace("_", " ").replace("tokenizer", "V") for axis in axes)]
     if "contrast" in axes:
@@ -395,7 +406,11 @@ def chart(
 # the atlas's figures
 
 INTERVAL_NOTE = "Bars: 95 % intervals over seeds. Below zero tying is better."
-GAP_LABEL = "tied − untied after the last step, nats per token of held-out text"
+
+
+def gap_label(rows: Sequence[Row]) -> str:
+    """Return the label of the differences of tied and untied models."""
+    return f"tied − untied {moment(rows)}, nats per token of held-out text"
 
 
 def lines_by(rows: Sequence[Row], of: str, along: str, name: str = "{}") -> dict[str, list[Spot]]:
@@ -420,11 +435,11 @@ def gain_by_text(rows: list[Row]) -> str:
     ticks = [(spot.x, thousands(spot.x)) for spot in heldout]
     lines = {"held-out text": heldout, "training text": trained}
     return chart(
-        "Tied less untied after the last step, by amount of text",
+        f"Tied less untied {moment(rows)}, by amount of text",
         lines,
         "tokens of training text",
         INTERVAL_NOTE,
-        up=GAP_LABEL,
+        up=gap_label(rows),
         points=ticks,
     )
 
@@ -432,7 +447,7 @@ def gain_by_text(rows: list[Row]) -> str:
 def size_text_vocabulary(rows: list[Row]) -> str:
     """Return the figure of study 1: difference by width, amount of text and vocabulary."""
     note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: undecided."
-    return signs("Tied − untied after the last step, nats", rows, "width", "train_tokens", "tokenizer", note)
+    return signs(f"Tied − untied {moment(rows)}, nats", rows, "width", "train_tokens", "tokenizer", note)
 
 
 def rank(rows: list[Row]) -> str:
@@ -448,7 +463,7 @@ def rank(rows: list[Row]) -> str:
         if row["arm"].startswith("factored:")
     ]
     untied_parameters = float(large_vocabulary[0]["reference_parameters"])
-    up = "arm − untied after the last step, nats per token of held-out text, V = 8,192"
+    up = f"arm − untied {moment(rows)}, nats per token of held-out text, V = 8,192"
     note = "Bars: 95 % intervals over seeds. Zero is the untied model."
     ticks.append((untied_parameters, f"{thousands(untied_parameters)}|untied"))
     lines["untied"] = [Spot(untied_parameters, 0.0, 0.0, 0.0)]
@@ -461,7 +476,7 @@ def lookup_gradient_scale(rows: list[Row]) -> str:
     lines = lines_by(tied_rows, "train_tokens", "alpha", "{} tokens")
     lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
     ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in tied_rows} | {1.0})]
-    up = "α − 1 after the last step, nats per token of held-out text"
+    up = f"α − 1 {moment(rows)}, nats per token of held-out text"
     note = "Bars: 95 % intervals over seeds. Below zero α is better than 1."
     return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
 
@@ -477,7 +492,7 @@ def causes(rows: list[Row]) -> str:
     return chart(
         "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word",
         note,
-        up=GAP_LABEL, logarithmic=False, points=ticks, floor=[(x, x) for x, _ in ticks],
+        up=gap_label(rows), logarithmic=False, points=ticks, floor=[(x, x) for x, _ in ticks],
     )  # fmt: skip
 
 
