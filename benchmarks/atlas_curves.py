@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.study_runs import train_comparison
 from benchmarks.tables import write_table
+from tiewise.core.step_names import LAST
 from tiewise.training.folder import METRICS, read_lines
 from tiewise.training.kinds.decoder import KIND, measure
-from tiewise.training.step_names import LAST
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.trainer import Job, logging_window
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.tables import write_table
@@ -64,8 +65,7 @@ def _row(comparison: Comparison, contrast: Contrast, d: Difference) -> dict[str,
 
 def _mean_loss(comparison: Comparison, arm: str) -> float:
     """Return the mean held-out loss of an arm, in nats per token."""
-    losses = [run.heldout_nll for run in comparison.of(arm)]
-    return sum(losses) / len(losses)
+    return fmean(run.heldout_nll for run in comparison.of(arm))
 
 
 def main(arguments: Sequence[str]) -> None:

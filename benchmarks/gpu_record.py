@@ -6,9 +6,7 @@ or source are not continued.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 
 import tiewise
 from benchmarks import gpu_packages
+from tiewise.boundary.ops.kernel_version import hash_sources
 
 Record = dict[str, Any]
 BENCHMARKS = Path(__file__).parent
@@ -68,14 +67,6 @@ def list_sources() -> list[Path]:
     package = Path(tiewise.__file__).parent
     phases = [path for path in BENCHMARKS.glob("gpu*.py") if path.name != "gpu_page.py"]  # which only renders
     return [*package.rglob("*.py"), *package.rglob("*.cpp"), *phases, BENCHMARKS / "measure.py"]
-
-
-def hash_sources(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of files with their names, in sorted order."""
-    total = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: path.parts[-3:]):
-        total.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
-    return total.hexdigest()
 
 
 def read_record(path: Path, head: Record) -> Record:

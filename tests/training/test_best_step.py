@@ -12,6 +12,7 @@ from tiewise.boundary.hf import load
 from tiewise.boundary.installation import installed
 from tiewise.core.errors import RunError
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.step_names import BEST, LAST
 from tiewise.training.best_step import keep_if_best, lowest_step
 from tiewise.training.compare import finish
 from tiewise.training.data.corpus import prepare
@@ -20,7 +21,6 @@ from tiewise.training.kinds.decoder import measure
 from tiewise.training.results import LastStep
 from tiewise.training.run import train
 from tiewise.training.settings import Settings
-from tiewise.training.step_names import BEST, LAST
 
 STEPS = 101  # the curve's points are 5, 10, …, 100, so the last step is none of them
 

@@ -18,10 +18,10 @@ from tests.checkpoint.tiny_checkpoints import llama
 import tiewise
 from tiewise.core.disk_errors import disk_error, quiet_threads
 from tiewise.core.errors import RunError
+from tiewise.core.step_names import BEST
 from tiewise.training import folder
 from tiewise.training.folder import folder_name, locked, newest_checkpoint, read_json, saved_run, stage_run, write_json
 from tiewise.training.settings import FILE, Settings
-from tiewise.training.step_names import BEST
 
 WHOLE = {"data", "data/train.bin", "env.json", "run.yaml"}
 

@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Any
 
 from tiewise.core import Late
+from tiewise.core.step_names import BEST, LAST
 
 optimize = Late("scipy.optimize")  # a plan outside the trained range does not need it
 SIZES = ("width", "layers", "vocab", "tokens", "seen")  # columns of the atlas; seen: tokens trained on
@@ -30,7 +31,6 @@ SIZE_SETTINGS |= {"steps", "minutes", "measured", "out"}
 TEXT = "builtin"  # other texts were trained at one size only, so their differences may come from the text
 KIND = "decoder"  # kind of model trained at all these sizes; other kinds have separate studies (docs/dev/atlas.md)
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → sign of tied − untied
-BEST, LAST = "best", "last"  # steps whose losses a study compares
 SLACK = math.log(1.05)  # tolerance of equal sizes: no two texts have equally many tokens
 AtlasRecord = dict[str, Any]
 

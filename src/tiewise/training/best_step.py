@@ -26,8 +26,8 @@ from transformers import TrainerCallback
 from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
 from tiewise.core import ranks
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.step_names import BEST
 from tiewise.training.folder import METRICS, read_lines, remove, replace_path
-from tiewise.training.step_names import BEST
 from tiewise.training.trainer import Job
 
 TUNE = "tune"  # split whose loss decides

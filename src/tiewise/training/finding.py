@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiewise.core.measurement import loss_digits, magnitudes, plain, signed
+from tiewise.core.step_names import LAST
 from tiewise.training.descent import descent_note, descents
 from tiewise.training.interval_sample import sample_note
 from tiewise.training.results import AT_LAST, Comparison, Difference, correct_by_holm, differences, has_earlier_steps
 from tiewise.training.settings import Settings
-from tiewise.training.step_names import LAST
 from tiewise.training.verdicts import BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, verdict_of, with_verdicts
 
 UNEQUAL = 0.05  # share of the reference's parameters from which `--match parameters` is advised

@@ -22,9 +22,9 @@ from tiewise.core.errors import RunError, one_line_message, suggest_choices
 from tiewise.core.records import read_setting, require, require_choice
 from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import RUN
+from tiewise.core.step_names import BEST, LAST
 from tiewise.core.written_options import written_option
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
-from tiewise.training.step_names import BEST, LAST
 from tiewise.training.tracker_names import read_tracker_names
 
 FILE = "run.yaml"

@@ -31,6 +31,7 @@ from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import atomic_replacement
 from tiewise.core.records import require
+from tiewise.core.step_names import LAST
 from tiewise.training.built_models import build_with_random_tables, causal_model
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.documents import RANDOM
@@ -41,7 +42,6 @@ from tiewise.training.models.rnn import RNNConfig, State, detached
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind
 from tiewise.training.settings import Settings, recipe
-from tiewise.training.step_names import LAST
 from tiewise.training.streams import Steps, measure_streams
 from tiewise.training.trainer import CheckpointedCallback, Job, TiewiseTrainer
 

@@ -25,9 +25,9 @@ import pyarrow.parquet
 from tiewise.core.files import atomic_replacement, write_atomically
 from tiewise.core.records import to_strict_json
 from tiewise.core.result import PrintedResult, Row
+from tiewise.core.step_names import BEST
 from tiewise.training.results import AT_LAST, Comparison, Difference, differences
 from tiewise.training.settings import DECODER, Settings
-from tiewise.training.step_names import BEST
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.verdicts import VERDICTS, sign_of, verdict_of, with_verdicts
 
