@@ -28,6 +28,7 @@ from onnx_writer import model as onnx_model
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.family_record import class_defaults
 from tiewise.checkpoint.rewrite import merge, slim
 from tiewise.core.errors import CheckpointError
 
@@ -308,6 +309,7 @@ def run(home, first, count, *only):
                 json.dumps(record_of({"verb": each, "path": path, "scan": True, "deep": True} | given, each == "check"))
             shutil.rmtree(home / "out" / "new", ignore_errors=True)
         shutil.rmtree(home / "warm")
+    class_defaults()  # no healthy kind reads this packaged file; a config with a damaged width does
     (home / "secret").write_bytes(kinds["tied"]["config.json"])  # mutate_folder links to it
     watch = Watch(home / "case", home / "base", writes=home / "out" if verb else None)
     sys.addaudithook(watch)
