@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import random_folders as folders
+import saved_models as saved
 from asked_classes import asking_in_this_process
+from observed_loads import observe_transformers
 from safetensors.torch import load_file, save_file
 
 from tiewise.checkpoint import loader_columns as columns
@@ -94,3 +96,19 @@ def test_data_agrees_with_t5gemma_2_whose_head_is_tied_to_the_encoder(tmp_path, 
     folders.in_state(untied, folders.State(flag, tables)).write(tmp_path)
     assert disagreement(tmp_path) is None
     assert outcome_in_transformers(tmp_path, False).outcome != columns.DEPENDS
+
+
+# classes with a shared table that only their ties use
+SHARED_TABLES = [("MarianMTModel", "model.shared"), ("ProphetNetForCausalLM", "prophetnet.word_embeddings")]
+SHARED_TABLES += [("SeamlessM4TForTextToText", "shared")]
+
+
+@pytest.mark.parametrize(("name", "module"), SHARED_TABLES)
+def test_shared_table_that_an_untied_class_does_not_read_is_outside_its_ends(name, module, tmp_path):
+    saved.tiny(name, flag=False).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / FILE)
+    del tensors[f"{module}.weight"]
+    save_file(tensors, tmp_path / FILE, {"format": "pt"})
+    outcome = outcome_in_transformers(tmp_path, builds=True).outcome
+    assert outcome == columns.RANDOM_TENSORS
+    assert observe_transformers(name, tmp_path).outcomes == {outcome}

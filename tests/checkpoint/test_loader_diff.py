@@ -38,7 +38,7 @@ def test_table_of_loaders_is_as_run_on_random_checkpoints(loader_diff, tenth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [91053, 91108, 91203, 91306, 91475, 91662, 201537, 202506, 203056])
+@pytest.mark.parametrize("seed", [91053, 91108, 91203, 91306, 91475, 91662, 201537, 202506, 203056, 1401363])
 def test_checkpoints_that_once_disagreed_are_as_run(loader_diff, seed):
     (comparison,) = loader_diff.compare(seed, loader_diff.class_pools(), ["transformers"])
     assert comparison.verdict == loader_diff.AGREES, comparison.line()

@@ -50,6 +50,14 @@ class ClassLoad:
         """Return whether `from_pretrained` raises an error."""
         return bool(self.mismatched or self.failed)
 
+    def tied_to(self, name: str) -> str:
+        """Return the source of a tensor by all ties of this config; itself without a tie."""
+        seen = {name}
+        while self.ties.get(name, name) not in seen:
+            name = self.ties[name]
+            seen.add(name)
+        return name
+
 
 def ask_load(
     config: Mapping[str, Any], class_name: str, tensors: Mapping[str, Stored], dtype: str | None = None

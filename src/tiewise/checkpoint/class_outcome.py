@@ -82,6 +82,7 @@ class ClassOutcome:
         ends, missing = self.facts.class_ends, set(self.load.missing)
         head = () if ends.output is None else (f"{ends.output}.weight",)
         tables = [f"{module}.weight" for module in ends.inputs]
+        tables = [name for name in tables if name not in self.facts.unread_tables]
         for word, tensors, sentence in (
             (RANDOM_TABLE, tables, "{} is not stored, and nothing ties it: it is drawn at random."),
             (RANDOM_HEAD, head, "{} is not stored, and nothing ties it: the head is drawn at random."),
