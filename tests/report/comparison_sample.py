@@ -24,9 +24,9 @@ PAIRS, MASKED_TOKENS = 640, 9_800
 
 def sample_comparison(arms=ARMS, seeds=(0, 1, 2), *, demo=True, steps=800):
     tuning = [
-        {"arm": arm, "init": init, "learning_rate": rate, "nll": FINAL[arm] + 0.3 + bad, "chosen": bad == 0}
+        {"arm": arm, "learning_rate": rate, "nll": FINAL[arm] + 0.3 + bad, "chosen": bad == 0}
         for arm in arms
-        for init, rate, bad in ((0.02, 3e-3, 0.08), (0.05, 3e-3, 0.0), (0.05, 1e-3, 0.21))
+        for rate, bad in ((6e-3, 0.08), (3e-3, 0.0), (1e-3, 0.21))
     ]
     comparison = Comparison(
         version="0.1.0",

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
-from tiewise.training import compare, short_trials
+from tiewise.training import compare, tuning
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.results import Comparison
@@ -47,11 +47,11 @@ def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_s
 
     out = lines.begin(tiny_settings(seeds=2, steps=8, tune=True), tmp_path / "out")
     monkeypatch.setattr(compare, "tqdm", Recorded)
-    monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
+    monkeypatch.setattr(tuning, "RATE_FACTORS", (1.0, 2.0))
     finish(out, compare.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
     finish(out, compare.Display(lines.append, bars=True))
-    whole = 2 * (3 * 2 + 2 * 8)
+    whole = 2 * (2 + 2) * 8  # two trials and two seeds of each arm
     assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tiewise.core.errors import RunError
-from tiewise.training import least_time, short_trials
+from tiewise.training import least_time, short_trials, tuning
 from tiewise.training.least_time import Machine, refuse_impossible_minutes
 from tiewise.training.settings import Settings
 
@@ -14,14 +14,14 @@ TWO_CORES = Machine(cores=2, may_have_gpu=False)
 
 
 def test_refuse_impossible_minutes_reports_minutes_that_tuned_default_needs():
-    with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 27 tuning runs and 9 runs of 20") as refused:
+    with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 12 tuning runs and 9 runs of 20") as refused:
         refuse_impossible_minutes(Settings(minutes=0.3, tune=True), TWO_CORES)
-    # 5 s to start and 0.05 s for each of 36 runs; a run evaluates 2·45,000 + 21·2,048 tokens and trains on 20·512, a
-    # trial evaluates 22,048 and trains on 2,560; evaluation takes 2 and training 6 operations for each of
-    # 4,096·128 + 24·128² weights; a core does 1.5e11 operations a second
+    # 5 s to start and 0.05 s for each of 21 runs; all train on 20·512 tokens; a run evaluates 2·45,000 + 21·2,048, a
+    # trial 2·20,000 + 21·2,048; evaluation takes 2 and training 6 operations for each of 4,096·128 + 24·128² weights;
+    # a core does 1.5e11 operations a second
     weights = 4096 * 128 + 24 * 128**2
-    work = 9 * (2 * 133_008 + 6 * 10_240) + 27 * (2 * 22_048 + 6 * 2_560)
-    assert 18 < 5 + 36 * 0.05 + work * weights / 3e11 < 24
+    work = 9 * (2 * 133_008 + 6 * 10_240) + 12 * (2 * 83_008 + 6 * 10_240)
+    assert 18 < 5 + 21 * 0.05 + work * weights / 3e11 < 24
     assert "2 cores need 0.4 minutes at the very least" in str(refused.value)
     assert refused.value.remedy == "give --minutes 4 or more, or fewer arms and seeds"
 
@@ -46,9 +46,9 @@ def test_machine_detects_possible_gpu_from_device_files(device, may_have, tmp_pa
 
 
 def test_least_time_constants_match_short_trials():
-    assert short_trials.trials_per_arm() == least_time.TRIALS
+    assert tuning.trials_per_arm() == least_time.TRIALS
+    assert tuning.TRIAL_TOKENS == least_time.TRIAL_TOKENS
     assert short_trials.LEAST_STEPS == least_time.LEAST_STEPS
-    assert short_trials.short_steps(Settings(steps=short_trials.LEAST_STEPS)) == least_time.TRIAL_STEPS
 
 
 def test_compare_command_refuses_impossible_minutes_before_importing_torch(tmp_path):
@@ -63,6 +63,6 @@ main()
 """
     said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (2, "set()\n")
-    assert said.stderr.startswith("tiewise: --minutes 0.01 does not hold 27 tuning runs and 9 runs of 20 steps: ")
+    assert said.stderr.startswith("tiewise: --minutes 0.01 does not hold 12 tuning runs and 9 runs of 20 steps: ")
     assert said.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

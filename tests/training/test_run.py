@@ -18,7 +18,7 @@ from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds import decoder
 from tiewise.training.kinds.decoder import measure
 from tiewise.training.run import direct_path, read_outcome, train
-from tiewise.training.short_trials import make_trial
+from tiewise.training.short_trials import timed_trial
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def test_run_measures_equal_train_and_heldout_blocks_and_trial_measures_tune(
     trained(tiny_settings(steps=1, measured=100), tmp_path / "few")
     assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
     asked.clear()
-    train(make_trial(job(tiny_settings(steps=20)), tmp_path / "trial"))
-    assert asked == [(tune, 32), (tune, tune // 16)]
+    train(timed_trial(job(tiny_settings(steps=20), tmp_path / "trial"), steps=5))
+    assert asked == [(tune, 32), (tune, 32)]
 
 
 def test_diverged_run_ends_with_nan_and_reads_back(trained, tiny_settings, tmp_path):

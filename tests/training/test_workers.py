@@ -22,7 +22,7 @@ from tqdm import tqdm
 import tiewise
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, RunError
-from tiewise.training import short_trials, workers
+from tiewise.training import short_trials, tuning, workers
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
@@ -54,7 +54,7 @@ def ignore(*said):
 
 
 def test_two_workers_give_same_results_as_one(two_workers, tiny_settings, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
+    monkeypatch.setattr(tuning, "RATE_FACTORS", (0.5, 1.0, 2.0))
     settings = tiny_settings(arms=("tied", "untied"), steps=20, seeds=2, tune=True)
     one, two = (
         finish(lines.begin(settings, tmp_path / f"{w.count}"), lines.display, w) for w in (Workers(1), two_workers)
@@ -63,7 +63,7 @@ def test_two_workers_give_same_results_as_one(two_workers, tiny_settings, tmp_pa
         assert differing_fields(alone, beside) == set()
     assert (one.tuning, one.direct_path) == (two.tuning, two.direct_path)
     assert [name for name, value in one.env.items() if value != two.env[name]] == ["jobs"]
-    assert len(lines) == 2 * (1 + 6 + 4)
+    assert len([line for line in lines if "of the trials" not in line]) == 2 * (1 + 6 + 4)
     assert finish(tmp_path / "2", lines.display, two_workers).runs == two.runs
 
 
@@ -414,7 +414,7 @@ def test_steps_within_minutes_account_for_parallel_workers(job, tiny_settings, t
     (tmp_path / "trials").mkdir()
     steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, ignore)
     whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
-    trials = [short_trials.make_trial(one, tmp_path) for one in whole for _ in range(9)] if tune else []
+    trials = [tuning.make_trial(one, tmp_path) for one in whole for _ in range(4)] if tune else []
     taken = 600.0
     for runs in (trials, 3 * whole):
         free = [0.0] * many

@@ -67,7 +67,7 @@ SELECT = typer.Option(
 TUNE = typer.Option(
     None,
     "--tune/--no-tune",
-    help="Choose init and learning rate of each arm by nine short runs.",
+    help="Choose the learning rate of each arm by four runs on tuning text.",
     rich_help_panel=o.TRAINING,
 )
 CONFIG = typer.Option(

@@ -123,12 +123,12 @@ def _starting_point(comparison: Comparison) -> PageSection:
         starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
     trials = []
     for trial in comparison.tuning:
-        settings = [trial["arm"], _fact(trial["init"]), _fact(trial["learning_rate"])]
-        trials.append([*settings, plain(trial["nll"]), "chosen" if trial["chosen"] else ""])
+        tried = [trial["arm"], _fact(trial["learning_rate"])]
+        trials.append([*tried, plain(trial["nll"]), "chosen" if trial["chosen"] else ""])
     return PageSection(
         "Starting point of each arm",
         tables=[Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)],
-        folded=[Listing("All tuning trials", [*chosen, "nll of the tuning split", ""], trials)],
+        folded=[Listing("All tuning trials", ["arm", "learning rate", "nll of the tuning split", ""], trials)],
     )
 
 

@@ -53,18 +53,10 @@ from tiewise.training.folder import (
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, step_in_words
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import (
-    Elapsed,
-    Show,
-    settle_count,
-    short_steps,
-    steps_within,
-    trials_per_arm,
-    tune,
-    tuned_before,
-)
+from tiewise.training.short_trials import Elapsed, Show, settle_count, steps_within
 from tiewise.training.trackers import require_trackers
 from tiewise.training.trainer import Job
+from tiewise.training.tuning import rates_at_the_edge, trials_per_arm, tune, tuned_before
 from tiewise.training.workers import Workers
 
 BIGRAMS = 7  # of two tokens each, as many as the labels of a heat map have room for
@@ -266,7 +258,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     trials: list[dict[str, Any]] = []
     with display.runs(len(jobs) * _steps_of_arm(settings)) as bar:
         if settings.tune:
-            jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
+            jobs, trials = _tune(jobs, out, workers, bar)
         runs = all_runs(jobs, settings.seeds, names)
         outcomes = workers.each(train, runs, bar.show, partial(_say_result, bar))
     kind = kind_of(settings)
@@ -291,12 +283,20 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     return replace(comparison, folder=out)
 
 
+def _tune(jobs: list[Job], out: Path, workers: Workers, bar: RunsBar) -> tuple[list[Job], list[dict[str, Any]]]:
+    """Return what `tune` returns, and report best rates at the edge of the trials."""
+    jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
+    for line in rates_at_the_edge(trials):
+        bar.say(line)
+    return jobs, trials
+
+
 def _steps_of_arm(settings: Settings) -> int:
     """Return the total steps of an arm's runs and trials."""
-    steps = settings.seeds * settings.steps
+    runs = settings.seeds
     if settings.tune:
-        steps += trials_per_arm() * short_steps(settings)
-    return steps
+        runs += trials_per_arm()
+    return runs * settings.steps
 
 
 def _settle_count(

@@ -20,8 +20,9 @@ START = 2.0  # seconds to import torch and transformers
 BUILTIN = 3.0  # seconds to parse the modules of the standard library and to train a tokenizer on their docstrings
 RUN = 0.05  # seconds to build, save and report one run
 OPERATIONS = 1.5e11  # fp32 operations of one core per second in matrix products; small models reach a third
-LEAST_STEPS, TRIAL_STEPS = 20, 5  # fewest steps of a run, and of a tuning run
-TRIALS = 9  # tuning runs per arm
+LEAST_STEPS = 20  # fewest steps of a run
+TRIALS = 4  # tuning runs per arm
+TRIAL_TOKENS = 32_768  # tokens of the tuning split that a tuning run is measured on, at most
 POINTS, POINT_BLOCKS = 20, 32  # points of a curve, and blocks of tuning text per point
 # Fewest tokens of the built-in text's held-out and tune splits in any Python, with a vocabulary of at most 4,096.
 BUILTIN_HELDOUT, BUILTIN_TUNE = 45_000, 20_000
@@ -53,7 +54,7 @@ def refuse_impossible_minutes(settings: Settings, machine: Machine | None = None
         return
     arms = len(settings.arms)
     runs, trials = settings.seeds * arms, TRIALS * arms if settings.tune else 0
-    work = runs * _operations(settings, trial=False) + trials * _operations(settings, trial=True)
+    work = runs * _operations(settings, tunes=False) + trials * _operations(settings, tunes=True)
     start = START + BUILTIN * _is_builtin(settings)
     seconds = start + (runs + trials) * RUN + work / (machine.cores * OPERATIONS)
     if 60 * settings.minutes < seconds:
@@ -70,7 +71,7 @@ def _impossible(minutes: float, seconds: float, runs: int, trials: int, cores: i
     return RunError(f"{problem}: {needed}, and usually several times that", remedy)
 
 
-def _operations(settings: Settings, trial: bool) -> float:
+def _operations(settings: Settings, tunes: bool) -> float:
     """Return the operations of one run, or of a tuning run.
 
     A weight takes 2 operations per evaluated token, and 6 per trained token.
@@ -82,14 +83,12 @@ def _operations(settings: Settings, trial: bool) -> float:
     heldout, tune = 0, 0  # unknown for any other text or tokenizer
     if _is_builtin(settings) and 0 < vocab <= 4096:
         heldout, tune = BUILTIN_HELDOUT, BUILTIN_TUNE
+    judged, measured = heldout, settings.measured
+    if tunes:
+        judged, measured = tune, min(TRIAL_TOKENS, measured)
     few = POINT_BLOCKS * settings.length
-    point = min(heldout, few)
-    if trial:
-        read, steps = point + min(tune, settings.measured), TRIAL_STEPS
-    else:
-        curve = point + POINTS * min(tune, few)
-        read, steps = curve + 2 * min(heldout, settings.measured), LEAST_STEPS
-    trained = steps * settings.batch * settings.accumulate * settings.length
+    read = min(judged, few) + POINTS * min(tune, few) + 2 * min(judged, measured)
+    trained = LEAST_STEPS * settings.batch * settings.accumulate * settings.length
     return (2.0 * read + 6.0 * trained) * (settings.width * vocab + body)
 
 

@@ -1,11 +1,7 @@
-"""Short trials before the first run.
+"""Short trials before the first run, which time it on this machine.
 
-They choose an arm's starting scale and learning rate (`--tune`), the number of steps that fit (`--minutes`), and the
-number of runs at a time that is fastest (`--jobs auto`).
-
-Initialization and learning rate change a result more than tying does, so a comparison that fixes one of them for all
-arms compares that choice. Every arm gets the same nine runs, starting scale × learning rate, of a quarter of the steps,
-with a separate seed. The lowest nll on the `tune` split, which is neither trained on nor reported, wins.
+They choose the number of steps that fit (`--minutes`), and the number of runs at a time that is fastest (`--jobs
+auto`).
 
     a short trial of each arm → seconds of a step, of an evaluated token, of the rest of a run (building, saving)
     steps = the most for which   elapsed time + tuning + runs ≤ minutes     (runs: scheduled on this many workers)
@@ -28,17 +24,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapreplace
-from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
 from time import monotonic, thread_time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -47,20 +42,16 @@ from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.core import ranks
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.measurement import percent
-from tiewise.training.folder import folder_name, read_json, remove, write_json
-from tiewise.training.run import Outcome, kind_of, train
-from tiewise.training.settings import Settings
+from tiewise.training.folder import remove
+from tiewise.training.run import kind_of, train
 from tiewise.training.trainer import Job
+from tiewise.training.tuning import make_trial, trials_per_arm
 from tiewise.training.workers import AUTO, Workers
 
 if TYPE_CHECKING:
     from tiewise.boundary.installation import Installed
 
-INIT_FACTORS = (0.5, 1.0, 2.0)
-RATE_FACTORS = (0.5, 1.0, 2.0)
-TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
 SEED = 0  # seed of trials; compared runs have seeds from 1
-TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on, at most
 CALIBRATION_STEPS = (8, 60)  # fewest and most steps of a timed trial
 CALIBRATION_SHARE = 0.02  # share of the minutes for the steps of all timed trials
 LEAST_STEPS = 20  # fewest steps of a run, one per point of its curve
@@ -83,149 +74,11 @@ Elapsed = Callable[[], float]  # seconds since the command began
 Show = Callable[[Job, str, float, float], None]  # called with a run, its text, its steps so far and its total steps
 
 
-class EndedCallback(Protocol):
-    """Function called when a run has ended, also one of an earlier process.
-
-    `line` is the text that reports it.
-    """
-
-    def __call__(self, job: Job, line: str = "") -> None:
-        """Note that a run has ended."""
-
-
-class TrialKey(NamedTuple):
-    """Values that a trial tests."""
-
-    arm: str
-    init: float
-    learning_rate: float
-
-
-def tune(
-    jobs: list[Job], out: Path, workers: Workers, show: Show, ended: EndedCallback
-) -> tuple[list[Job], list[dict[str, Any]]]:
-    """Return the jobs with the values that the trials chose, and records of all trials.
-
-    Trials that `tuning.json` lists are not repeated.
-    """
-    trials = _trials_of(jobs, out)
-    notes = TrialNotes(out / TUNING, ended)
-    for key in notes.records:
-        ended(trials[key])
-    workers.each(train, [trial for key, trial in trials.items() if key not in notes.records], show, notes.add)
-    best = notes.best_of_arms(trials)
-    records = [{**notes.records[key], "chosen": best[key.arm] == key} for key in trials]
-    return [with_best_values(job, best) for job in jobs], records
-
-
-def tuned_before(jobs: list[Job], out: Path, option: str) -> list[Job]:
-    """Return the jobs with the values that finished trials chose.
-
-    Raises:
-        RunError: a trial is missing; the message names the `option` that trains without it.
-    """
-    trials = _trials_of(jobs, out)
-    notes = TrialNotes(out / TUNING, lambda job, line="": None)
-    missing = len(trials.keys() - notes.records.keys())
-    if missing:
-        problem = f"{option}: {missing} of {len(trials)} tuning trials of {out} have not finished"
-        raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
-    best = notes.best_of_arms(trials)
-    return [with_best_values(job, best) for job in jobs]
-
-
-class TrialNotes:
-    """Losses of finished trials, stored in `tuning.json`."""
-
-    def __init__(self, path: Path, ended: EndedCallback) -> None:
-        """Read the file; `ended` is called for each trial that ends."""
-        self.path, self.ended = path, ended
-        records = ranks.on_rank_zero(lambda: read_json(path) or [])
-        self.records: dict[TrialKey, dict[str, Any]] = {_key_of(record): record for record in records}
-
-    def add(self, trial: Job, outcome: Outcome) -> None:
-        """Store a trial's loss and delete its folder, one of nine models for each arm."""
-        assert trial.spec.init is not None, "a trial has a starting scale"
-        key = TrialKey(trial.arm, trial.spec.init, trial.settings.learning_rate)
-        nll = outcome.result.heldout_nll
-        has_diverged = not math.isfinite(nll)
-        self.records[key] = key._asdict() | {"nll": None if has_diverged else nll}
-        ranks.on_rank_zero(lambda: write_json(self.path, list(self.records.values())))
-        ranks.on_rank_zero(lambda: rmtree(trial.folder))
-        verdict = "diverged" if has_diverged else f"{nll:.3f}"
-        self.ended(trial, f"tune {key.arm}: init {key.init:.4g}, lr {key.learning_rate:.4g} → {verdict}")
-
-    def best_of_arms(self, trials: Iterable[TrialKey]) -> dict[str, TrialKey]:
-        """Return the best trial of each arm."""
-        keys = list(trials)
-        return {arm: self.best(arm, keys) for arm in dict.fromkeys(key.arm for key in keys)}
-
-    def best(self, arm: str, trials: Iterable[TrialKey]) -> TrialKey:
-        """Return the trial of an arm with the lowest loss; a diverged one is the worst."""
-        return min((key for key in trials if key.arm == arm), key=self._loss)
-
-    def _loss(self, key: TrialKey) -> float:
-        nll: float | None = self.records[key]["nll"]
-        return math.inf if nll is None else nll
-
-
-def _trials_of(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
-    """Return the trials of all arms, each in a subfolder of the comparison."""
-    trials: dict[TrialKey, Job] = {}
-    for job in jobs:
-        trials |= _trials(job, out / "tuning")
-    return trials
-
-
-def with_best_values(job: Job, best: Mapping[str, TrialKey]) -> Job:
-    """Return the job with the starting scale and learning rate of its arm's best trial."""
-    key = best[job.arm]
-    return with_start_values(job, key.init, key.learning_rate)
-
-
-def _trials(job: Job, folder: Path) -> dict[TrialKey, Job]:
-    """Return the trials of an arm, each in a subfolder of `folder`."""
-    std = kind_of(job.settings).table_std(job)
-    trials = {}
-    for init_factor, rate_factor in product(INIT_FACTORS, RATE_FACTORS):
-        key = TrialKey(job.arm, std * init_factor, job.settings.learning_rate * rate_factor)
-        name = f"init-{key.init:.4g}-lr-{key.learning_rate:.4g}"
-        trial = make_trial(job, folder / folder_name(job.arm) / name)
-        trials[key] = with_start_values(trial, key.init, key.learning_rate)
-    return trials
-
-
-def _key_of(record: dict[str, Any]) -> TrialKey:
-    return TrialKey(record["arm"], record["init"], record["learning_rate"])
-
-
-def with_start_values(job: Job, init: float, rate: float) -> Job:
-    """Return the job with this starting scale and learning rate."""
-    return replace(job, spec=replace(job.spec, init=init), settings=replace(job.settings, learning_rate=rate))
-
-
-def trials_per_arm() -> int:
-    """Return the number of trials of each arm."""
-    return len(INIT_FACTORS) * len(RATE_FACTORS)
-
-
-def short_steps(settings: Settings) -> int:
-    """Return the number of steps of a trial."""
-    return max(1, settings.steps // 4)
-
-
-def make_trial(job: Job, folder: Path) -> Job:
-    """Return the trial of a job: a quarter of its steps, measured on the tuning split.
-
-    Like every trial it keeps its last step.
-    """
-    steps, spec = short_steps(job.settings), job.spec
-    change = spec.tie_at or spec.untie_at or 0
-    if change >= steps:  # the boundary does not change within the trial
-        spec = spec.plainly()
-    settings = replace(job.settings, steps=steps, measured=min(TRIAL_TOKENS, job.settings.measured))
-    job = replace(job, spec=spec, seed=SEED, settings=settings, split="tune", trial=True)
-    return replace(job, folder=folder, title=f"tune {job.arm}")
+def timed_trial(job: Job, steps: int) -> Job:
+    """Return a run of `steps` steps that measures few tokens and has no curve."""
+    few = kind_of(job.settings).curve_blocks * job.settings.length
+    settings = replace(job.settings, steps=steps, measured=min(job.settings.measured, few))
+    return replace(job, spec=job.spec.plainly(), settings=settings, seed=SEED, split="tune", trial=True, title="speed")
 
 
 @dataclass(frozen=True)
@@ -340,10 +193,7 @@ def measure_pace(job: Job, steps: int) -> Pace:
     Some tokens are evaluated before the timing, to warm up.
     """
     token = ranks.on_rank_zero(lambda: _seconds_per_token(job))
-    measured = min(job.settings.measured, kind_of(job.settings).curve_blocks * job.settings.length)
-    trial_settings = replace(job.settings, steps=4 * steps, measured=measured)  # a trial takes a quarter of the steps
-    trial = make_trial(replace(job, spec=job.spec.plainly(), settings=trial_settings), job.folder)
-    trial = replace(trial, title="speed")
+    trial = timed_trial(job, steps)
     begin, computed = monotonic(), thread_time()
     try:
         result = train(trial).result

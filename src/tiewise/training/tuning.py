@@ -1,0 +1,167 @@
+"""Trials that choose the learning rate of each arm before the first run (`--tune`).
+
+The learning rate changes a result more than tying does, and its best value differs between arms, so a comparison at
+one rate for all arms also compares that choice. Every arm gets the same trials: half, once, twice and four times the
+given rate, with a separate seed. The lowest loss on the `tune` split, which is neither trained on nor reported, wins.
+
+A trial is a whole run, and is measured at the step whose model a run keeps (`select`). Trials of fewer steps would
+favour larger rates, which learn fast and end worse. `run.yaml` has the given rate, `results.json` the chosen ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tiewise.core import ranks
+from tiewise.core.errors import RunError
+from tiewise.training.folder import folder_name, read_json, write_json
+from tiewise.training.run import Outcome, train
+from tiewise.training.trainer import Job
+from tiewise.training.workers import Workers
+
+if TYPE_CHECKING:
+    from tiewise.training.short_trials import Show
+
+RATE_FACTORS = (0.5, 1.0, 2.0, 4.0)
+TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
+SEED = 0  # seed of trials; compared runs have seeds from 1
+TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on, at most
+
+
+class EndedCallback(Protocol):
+    """Function called when a run has ended, also one of an earlier process.
+
+    `line` is the text that reports it.
+    """
+
+    def __call__(self, job: Job, line: str = "") -> None:
+        """Note that a run has ended."""
+
+
+class TrialKey(NamedTuple):
+    """Values that a trial tests."""
+
+    arm: str
+    learning_rate: float
+
+
+def tune(
+    jobs: list[Job], out: Path, workers: Workers, show: Show, ended: EndedCallback
+) -> tuple[list[Job], list[dict[str, Any]]]:
+    """Return the jobs with the learning rates that the trials chose, and records of all trials.
+
+    Trials that `tuning.json` lists are not repeated.
+    """
+    trials = _trials_of(jobs, out)
+    notes = TrialNotes(out / TUNING, ended)
+    for key in notes.records:
+        ended(trials[key])
+    workers.each(train, [trial for key, trial in trials.items() if key not in notes.records], show, notes.add)
+    best = notes.best_of_arms(trials)
+    records = [{**notes.records[key], "chosen": best[key.arm] == key} for key in trials]
+    return [with_best_rate(job, best) for job in jobs], records
+
+
+def tuned_before(jobs: list[Job], out: Path, option: str) -> list[Job]:
+    """Return the jobs with the learning rates that finished trials chose.
+
+    Raises:
+        RunError: a trial is missing; the message names the `option` that trains without it.
+    """
+    trials = _trials_of(jobs, out)
+    notes = TrialNotes(out / TUNING, lambda job, line="": None)
+    missing = len(trials.keys() - notes.records.keys())
+    if missing:
+        problem = f"{option}: {missing} of {len(trials)} tuning trials of {out} have not finished"
+        raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
+    best = notes.best_of_arms(trials)
+    return [with_best_rate(job, best) for job in jobs]
+
+
+class TrialNotes:
+    """Losses of finished trials, stored in `tuning.json`."""
+
+    def __init__(self, path: Path, ended: EndedCallback) -> None:
+        """Read the file; `ended` is called for each trial that ends."""
+        self.path, self.ended = path, ended
+        records = ranks.on_rank_zero(lambda: read_json(path) or [])
+        self.records: dict[TrialKey, dict[str, Any]] = {_key_of(record): record for record in records}
+
+    def add(self, trial: Job, outcome: Outcome) -> None:
+        """Store a trial's loss and delete its folder, which has a whole model."""
+        key = TrialKey(trial.arm, trial.settings.learning_rate)
+        nll = outcome.result.heldout_nll  # of the tuning split, which a trial is measured on
+        has_diverged = not math.isfinite(nll)
+        self.records[key] = key._asdict() | {"nll": None if has_diverged else nll}
+        ranks.on_rank_zero(lambda: write_json(self.path, list(self.records.values())))
+        ranks.on_rank_zero(lambda: rmtree(trial.folder))
+        verdict = "diverged" if has_diverged else f"{nll:.3f}"
+        self.ended(trial, f"tune {key.arm}: lr {key.learning_rate:.4g} → {verdict}")
+
+    def best_of_arms(self, trials: Iterable[TrialKey]) -> dict[str, TrialKey]:
+        """Return the best trial of each arm."""
+        keys = list(trials)
+        return {arm: self.best(arm, keys) for arm in dict.fromkeys(key.arm for key in keys)}
+
+    def best(self, arm: str, trials: Iterable[TrialKey]) -> TrialKey:
+        """Return the trial of an arm with the lowest loss; a diverged one is the worst."""
+        return min((key for key in trials if key.arm == arm), key=self._loss)
+
+    def _loss(self, key: TrialKey) -> float:
+        nll: float | None = self.records[key]["nll"]
+        return math.inf if nll is None else nll
+
+
+def _trials_of(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
+    """Return the trials of all arms, each in a subfolder of the comparison."""
+    trials: dict[TrialKey, Job] = {}
+    for job in jobs:
+        for factor in RATE_FACTORS:
+            key = TrialKey(job.arm, job.settings.learning_rate * factor)
+            folder = out / "tuning" / folder_name(job.arm) / f"lr-{key.learning_rate:.4g}"
+            trials[key] = with_rate(make_trial(job, folder), key.learning_rate)
+    return trials
+
+
+def with_best_rate(job: Job, best: Mapping[str, TrialKey]) -> Job:
+    """Return the job with the learning rate of its arm's best trial."""
+    return with_rate(job, best[job.arm].learning_rate)
+
+
+def with_rate(job: Job, rate: float) -> Job:
+    """Return the job with this learning rate."""
+    return replace(job, settings=replace(job.settings, learning_rate=rate))
+
+
+def make_trial(job: Job, folder: Path) -> Job:
+    """Return the same run with a separate seed, measured on the tuning split.
+
+    No experiment tracker sees it.
+    """
+    settings = replace(job.settings, measured=min(TRIAL_TOKENS, job.settings.measured), report_to=())
+    return replace(job, seed=SEED, settings=settings, split="tune", folder=folder, title=f"tune {job.arm}")
+
+
+def _key_of(record: dict[str, Any]) -> TrialKey:
+    return TrialKey(record["arm"], record["learning_rate"])
+
+
+def rates_at_the_edge(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each arm whose best rate is the smallest or the largest."""
+    for chosen in (record for record in records if record["chosen"]):
+        rate = chosen["learning_rate"]
+        tried = [record["learning_rate"] for record in records if record["arm"] == chosen["arm"]]
+        for edge, which in ((min(tried), "smallest"), (max(tried), "largest")):
+            if rate == edge:
+                fix = f"--set learning_rate={rate:.4g} tries others"
+                yield f"tune {chosen['arm']}: the best learning rate {rate:.4g} is the {which} of the trials; {fix}"
+
+
+def trials_per_arm() -> int:
+    """Return the number of trials of each arm."""
+    return len(RATE_FACTORS)
