@@ -19,6 +19,7 @@ from tiewise.checkpoint.facts import Facts, result_path
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.file_sources import HubSource
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, recording_faults
+from tiewise.checkpoint.peft_methods import COPY, LORA, TOKENS, UPDATE, Method, method_of
 from tiewise.checkpoint.stored import Stored, read_header_from
 from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
@@ -26,9 +27,11 @@ from tiewise.checkpoint.untrusted import items_of
 from tiewise.core.progress import progress_of
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
-LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
 PREFIX = "base_model.model."  # prefix of every module name
 DELTA, BASE = "trainable_tokens_delta", "base_layer."
+TRAINED_COPY = "ln_tuning_layers.weight"  # full copy that LN tuning trains
+PLAIN_PARTS = {"weight", "bias", f"{BASE}bias"}
+FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 # module and part of a tensor's name; some tools also save the adapter's name in it
 _TENSOR_NAME = re.compile(
     r"(?P<module>.+?)\.(?:token_adapter\.|modules_to_save\.(?:\w+\.(?=\w))?)?"
@@ -42,10 +45,10 @@ class EndUpdate:
     """Change of one end's module by the adapter."""
 
     module: str  # name of the module in the base, such as "model.embed_tokens"
-    form: str  # "low-rank update", "full copy" or "trained rows"
+    form: str  # "low-rank update", "full copy", "trained rows", or "update" for other methods of PEFT
     # shape [V, E] that the base's table must have; -1 for an axis that the adapter's tensors lack; None: no tensors
     shape: tuple[int, int] | None = None
-    copy: Stored | None = None  # stored full copy, also one that a low-rank update is added to; None if absent
+    copy: Stored | None = None  # stored full copy, also one that an update is applied to; None if absent
 
 
 @dataclass(frozen=True)
@@ -77,18 +80,30 @@ class AdapterFacts:
         return self.config.get("ensure_weight_tying") is True
 
     @cached_property
+    def method(self) -> Method:
+        """Return the method of PEFT that made the adapter."""
+        return method_of(self.config)
+
+    @cached_property
     def parts(self) -> dict[str, dict[str, Stored]]:
         """Return {module: {part: tensor}}; parts lack the name of the adapter.
 
         Parts are "weight" and "bias" of a full copy, "base_layer.weight", "lora_A", "lora_B", "lora_B.bias",
-        "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" and "trainable_tokens_delta". The part of any
-        other tensor is the last part of its name.
+        "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" and "trainable_tokens_delta". A tensor of
+        another method is named from its first part with the method's prefix on. The part of any other tensor is the
+        last part of its name. Tensors that modules share are left out.
         """
         by_module: dict[str, dict[str, Stored]] = {}
         for name, tensor in self.tensors.items():
-            module, part = _module_and_part(name.removeprefix(PREFIX))
+            if self._is_shared(name):
+                continue
+            module, part = _module_and_part(name.removeprefix(PREFIX), self.method.prefix)
             by_module.setdefault(module, {})[part] = tensor
         return by_module
+
+    def _is_shared(self, name: str) -> bool:
+        """Return whether a tensor, such as a prompt or a vector bank, belongs to no module."""
+        return self.method.shares and not name.startswith(PREFIX)
 
     @cached_property
     def base_modules(self) -> dict[str, str]:
@@ -126,21 +141,21 @@ class AdapterFacts:
             names = (module, module.rpartition(".")[2])
         for module, parts in self.parts.items():
             if ends_with_any(module, names) and may_be_end(module):
-                update = _stored_update(module, parts)
+                update = _stored_update(module, parts, self.method)
                 if update is not None:
                     return update
-        if self.tensors:  # tensors are more reliable than the config
+        if not self.faults:  # tensors that could be read are more reliable than the config
             return None
         return self._configured_update(names)
 
     def _configured_update(self, names: Sequence[str]) -> EndUpdate | None:
         """Return the update that the config lists for one of the modules, else None."""
-        by_form = {
-            COPY: self.names_under("modules_to_save"),
-            LORA: self.names_under("target_modules"),
-            TOKENS: self.token_rows,
-        }
-        for form, modules in by_form.items():
+        by_form = (
+            (COPY, self.names_under("modules_to_save")),
+            (self.method.form, self.names_under("target_modules")),
+            (TOKENS, self.token_rows),
+        )
+        for form, modules in by_form:
             for module in filter(None, modules):
                 if any(ends_with(name, module) for name in names):
                     return EndUpdate(module, form)
@@ -179,12 +194,16 @@ class AdapterFacts:
             return same_bytes(a, b)
 
 
-def _module_and_part(name: str) -> tuple[str, str]:
+def _module_and_part(name: str, prefix: str) -> tuple[str, str]:
     """Return (module in the base, part) of an adapter's tensor name.
 
-    `AdapterFacts.parts` lists the parts.
+    `AdapterFacts.parts` lists the parts. `prefix` is the one of the adapter's method.
     """
     match = _TENSOR_NAME.fullmatch(name)
+    module, dot, rest = name.partition(f".{prefix}")
+    is_of_method = prefix != "" and dot != ""
+    if is_of_method and (match is None or match["part"] in PLAIN_PARTS):
+        return module, prefix + rest
     if match is None:
         return module_of(name)
     module, part = match["module"], match["part"]
@@ -193,25 +212,32 @@ def _module_and_part(name: str) -> tuple[str, str]:
     return module, part
 
 
-def _stored_update(module: str, parts: Mapping[str, Stored]) -> EndUpdate | None:
-    """Return the update of a module by its stored parts; None if no matrix changes it."""
+def _stored_update(module: str, parts: Mapping[str, Stored], method: Method) -> EndUpdate | None:
+    """Return the update of a module by its stored parts; None if its weight is unchanged."""
     matrices = {part: tensor for part, tensor in parts.items() if len(tensor.shape) == 2}
-    copy = matrices.get("weight", matrices.get(f"{BASE}weight"))
-    low_rank = {part: tensor for part, tensor in matrices.items() if part.startswith("lora_")}
-    if low_rank:
-        return EndUpdate(module, LORA, _shape_of_update(low_rank), copy)
+    copy, below = matrices.get("weight", matrices.get(TRAINED_COPY)), matrices.get(f"{BASE}weight")
+    if not matrices.keys().isdisjoint(FACTORS):
+        return EndUpdate(module, LORA, _shape_of_update(matrices), copy or below)
     if DELTA in matrices:
         return EndUpdate(module, TOKENS, (-1, matrices[DELTA].shape[1]))
-    if copy is None:
-        return None
-    rows, width = copy.shape
-    return EndUpdate(module, COPY, (rows, width), copy)
+    if copy is not None:
+        rows, width = copy.shape
+        return EndUpdate(module, COPY, (rows, width), copy)
+    if below is not None:  # PEFT stores the table below a change
+        rows, width = below.shape
+        return EndUpdate(module, UPDATE, (rows, width), below)
+    if method.form == UPDATE and parts.keys() - PLAIN_PARTS:
+        return EndUpdate(module, UPDATE)
+    return None
 
 
-def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
+def _shape_of_update(matrices: Mapping[str, Stored]) -> tuple[int, int]:
     """Return the shape [V, E] of a low-rank update. An axis without a stored factor is -1."""
     rows = width = -1
-    for part, tensor in low_rank.items():
+    for part in FACTORS:
+        if part not in matrices:
+            continue
+        tensor = matrices[part]
         is_first = part.endswith("A")  # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V], B [E, r]
         length = tensor.shape[1] if is_first else tensor.shape[0]
         if is_first == part.startswith("lora_embedding"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
-from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, TOKENS, AdapterFacts, EndUpdate
+from tiewise.checkpoint.adapter import DELTA, PREFIX, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
+from tiewise.checkpoint.peft_methods import COPY, LORA, TOKENS, UNKNOWN, UPDATE, is_lora, reasons_against_merge
 from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, counted, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
@@ -27,15 +28,19 @@ def adapter_on_tied(facts: AdapterFacts) -> Observations:
     updates of both ends to it twice, with and without ensure_weight_tying (measured with PEFT 0.21). Full copies
     (modules_to_save) of both ends drift apart unless ensure_weight_tying is set, and a copy of one end alone unties the
     pair: the merged model has two tables. PEFT then sets tie_word_embeddings to false at the root of the config; a flag
-    in text_config stays true, and a loader that believes it drops the trained head. An adapter that is not merged works
-    as it was trained.
-    What to do: `tiewise adapter merge`, which makes two tables if the merged ends differ, or no merge at all.
+    in text_config stays true, and a loader that believes it drops the trained head. Most other methods of PEFT (LoHa,
+    OFT, IA3) change the one table too; LN tuning makes two, and the flag stays true. An adapter that is not merged
+    works as it was trained.
+    What to do: no merge, or `tiewise adapter merge`, which makes two tables if the merged ends differ. It merges LoRA
+    only; for other methods, `tiewise untie` the base, and merge into the result with PEFT.
     Sources: peft#2777; peft#2018; peft#2864; peft#2944; transformers#45127; unsloth#9331
     """
+    if not facts.method.merges:
+        return
     if facts.base is None or facts.tied is None:
         yield from _unknown_effect(facts)
     elif facts.tied:
-        yield from _low_rank_on_tied(facts, _updates_of_form(facts, LORA))
+        yield from _changes_on_tied(facts, facts.base, _updates_of_form(facts, LORA, UPDATE))
         yield from _copies_on_tied(facts, facts.base, _updates_of_form(facts, COPY))
         yield from _rows_on_tied(facts, facts.base)
 
@@ -51,7 +56,7 @@ def _updates_of_form(facts: AdapterFacts, *forms: str) -> list[EndUpdate]:
 
 def _unknown_effect(facts: AdapterFacts) -> Observations:
     """Report that a merge has an unknown effect, because nothing says that the base ties."""
-    updates = _updates_of_form(facts, LORA, COPY, TOKENS)
+    updates = _updates_of_form(facts, LORA, UPDATE, COPY, TOKENS)
     if not updates:
         return
     why = "the base does not tell if it is tied"
@@ -70,17 +75,33 @@ def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Observations:
         yield short(facts.path.name), problem, _training_advice(base, "new_tokens=[…]")
 
 
-def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Observations:
-    """Report low-rank updates of one or both ends of a tied base."""
-    if not low_rank:
+def _changes_on_tied(facts: AdapterFacts, base: Facts, changes: list[EndUpdate]) -> Observations:
+    """Report changes of the ends of a tied base that a merge writes into its table."""
+    if not changes:
         return
-    adds = "a merge by PEFT changes the other end too, which was trained without the update"
-    if len(low_rank) == 2:
-        adds = "a merge by PEFT adds both updates to the one table"
+    described, does = f"has a low-rank update of {_modules(changes)}", "adds"
+    if changes[0].form == UPDATE:
+        described, does = f"changes {_modules(changes)} ({short(facts.config['peft_type'])})", "applies"
+    effect = "a merge by PEFT changes the other end too, which was trained without the update"
+    if len(changes) == 2:
+        effect = f"a merge by PEFT {does} both updates to the one table"
         if facts.ensures_tying:
-            adds = "a merge by PEFT adds the shared update twice to the one table"
-    problem = f"{adds}. The adapter has a low-rank update of {_modules(low_rank)}, and the base is tied"
-    yield short(facts.path.name), problem, facts.command("adapter merge")
+            effect = "a merge by PEFT adds the shared update twice to the one table"
+    problem = f"{effect}. The adapter {described}, and the base is tied"
+    yield short(facts.path.name), problem, _merge_fixes(facts, base)
+
+
+def _merge_fixes(facts: AdapterFacts, base: Facts) -> tuple[str, ...]:
+    """Return the ways to use an adapter of a tied base as it was trained."""
+    if _is_merged_here(facts):
+        return (facts.command("adapter merge"),)
+    merge_elsewhere = f"to merge it: {base.command('untie')}, and merge into that with PEFT"
+    return "load it with its base, without a merge", merge_elsewhere
+
+
+def _is_merged_here(facts: AdapterFacts) -> bool:
+    """Return whether no setting keeps `adapter merge` from merging the adapter."""
+    return not any(reasons_against_merge(facts.config))
 
 
 def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Observations:
@@ -99,8 +120,10 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
             severity = "warning"
     if stays_tied:
         return
-    problem = f"{_effect_of_merge(base)}. The adapter has {described}, and the base is tied"
-    fixes = (facts.command("adapter merge"), f"to keep the tie: {_training_advice(base, 'tables=True')}")
+    problem = f"{_effect_of_merge(facts, base)}. The adapter has {described}, and the base is tied"
+    fixes = _merge_fixes(facts, base)
+    if is_lora(facts.config):
+        fixes = (*fixes, f"to keep the tie: {_training_advice(base, 'tables=True')}")
     yield Observation(short(facts.path.name), problem, fixes, severity=severity)
 
 
@@ -114,11 +137,13 @@ def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
     return f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
 
 
-def _effect_of_merge(base: Facts) -> str:
+def _effect_of_merge(facts: AdapterFacts, base: Facts) -> str:
     """Return the effect on tables and flags of merging two tables into a tied base."""
     nested = [dotted(claim.level) for claim in base.claims.levels[1:] if claim.written]  # the first is the root
     if nested:
         return f"a merge by PEFT leaves {names(nested)} true, and loaders then drop the trained head"
+    if facts.method.form == COPY:
+        return "a merge by PEFT makes two tables, and leaves tie_word_embeddings true"
     return "a merge makes two tables, and only PEFT from 0.21 on then writes tie_word_embeddings = false"
 
 
@@ -189,8 +214,9 @@ def adapter_shapes(facts: AdapterFacts) -> Observations:
 
 
 def _module_of(facts: AdapterFacts, tensor: Stored) -> str:
-    """Return the module that a tensor of the adapter belongs to."""
-    return next(module for module, parts in facts.parts.items() if tensor in parts.values())
+    """Return the module of a tensor of the adapter; the tensor's name if modules share it."""
+    modules = (module for module, parts in facts.parts.items() if tensor in parts.values())
+    return next(modules, tensor.name)
 
 
 def _base_name(facts: AdapterFacts) -> str:
@@ -243,12 +269,12 @@ def adapter_modules(facts: AdapterFacts) -> Observations:
     Sources: vllm#41754; vllm#38844
     """
     base = facts.base
-    if base is None or not base.is_complete:
+    if base is None or facts.method is UNKNOWN or not base.is_complete:
         return
-    if facts.names_under("target_parameters"):
-        return  # its tensors are named after parameters
-    modules = _modules_of_base(facts)
-    lost = [module for module in modules if module not in facts.base_modules]
+    if facts.names_under("target_parameters") or facts.config.get("layer_replication"):
+        return  # its tensors are named after parameters, or after layers that PEFT adds
+    modules, possible = _modules_of_base(facts), _possible_targets(facts)
+    lost = [module for module in modules if module not in possible]
     if not lost:
         return
     severity: Severity = "warning"
@@ -259,6 +285,19 @@ def adapter_modules(facts: AdapterFacts) -> Observations:
         f": {names(lost, 2)}"
     )
     yield Observation(short(facts.path.name), problem, _advice_on_names(facts, lost), severity=severity)
+
+
+def _possible_targets(facts: AdapterFacts) -> set[str]:
+    """Return the modules of the base that the adapter's method may change."""
+    modules = set(facts.base_modules)
+    if facts.method.on_blocks:
+        modules.update(*map(_with_parents, facts.base_modules))
+    return modules
+
+
+def _with_parents(module: str) -> Iterable[str]:
+    """Return the name of a module, after those of the modules that contain it."""
+    return accumulate(module.split("."), "{}.{}".format)
 
 
 def _modules_of_base(facts: AdapterFacts) -> list[str]:
@@ -314,19 +353,35 @@ def adapter_copies(facts: AdapterFacts) -> Observations:
     if facts.base is None:
         return
     for update, table in _updated_tables(facts, facts.base):
-        if update.copy is not None:
+        if update.copy is None:
+            continue
+        if is_lora(facts.config):
             yield from _mostly_equal_copy(facts, update.copy, table)
+        elif update.form != COPY:
+            yield from _repeated_table(update.copy, table)
+
+
+def _repeated_table(copy: Stored, table: Stored) -> Observations:
+    """Report a copy below an update that equals the base's table."""
+    if _changed_rows(copy, table) == 0:
+        problem = f"the adapter repeats a table of the base ({format_bytes(copy.nbytes)}), which PEFT saved with it"
+        problem += f". {short(copy.name)} equals {describe(table)}"
+        yield short(copy.name), problem, "save it again with save_pretrained(…, save_embedding_layers=False)"
+
+
+def _changed_rows(copy: Stored, table: Stored) -> int | None:
+    """Return the number of rows in which two tables differ; None if they are not comparable."""
+    are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
+    if copy.shape != table.shape or not are_plain:
+        return None
+    with progress_of("comparing the adapter's copy with the base", copy.nbytes):
+        return len(changed_rows(copy, table))
 
 
 def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Observations:
     """Report a full copy of a table if it changes at most half of the rows."""
-    are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
-    if copy.shape != table.shape or not are_plain:
-        return
-    with progress_of("comparing the adapter's copy with the base", copy.nbytes):
-        changed = len(changed_rows(copy, table))
-    rows = copy.rows
-    if rows and changed <= rows // 2:
+    changed, rows = _changed_rows(copy, table), copy.rows
+    if changed is not None and rows and changed <= rows // 2:
         where, row_bytes = short(copy.name), copy.nbytes // rows
         problem = f"the adapter changes {changed:,} of {rows:,} rows, and stores all of them"
         problem += f" ({format_bytes(copy.nbytes)} instead of {format_bytes(changed * row_bytes)})"
@@ -353,7 +408,14 @@ def adapter_engines(facts: AdapterFacts) -> Observations:
     sentences = (_vllm(facts), _sglang(facts), _llama_cpp(facts))
     problem = "; ".join(filter(None, sentences))
     if problem:
-        yield short(facts.path.name), problem, facts.command("adapter merge")
+        yield short(facts.path.name), problem, _plain_checkpoint(facts)
+
+
+def _plain_checkpoint(facts: AdapterFacts) -> str:
+    """Return the way to use the adapter outside these engines."""
+    if _is_merged_here(facts):
+        return facts.command("adapter merge")
+    return "load it with its base in PEFT"
 
 
 def _tensors(facts: AdapterFacts, *parts: str) -> list[str]:

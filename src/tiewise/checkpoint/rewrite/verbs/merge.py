@@ -28,6 +28,7 @@ from tiewise.checkpoint.claims import ends_with, finite_number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import require_readable_tables
+from tiewise.checkpoint.peft_methods import USE_PEFT, reasons_against_merge
 from tiewise.checkpoint.rewrite.change import (
     Change,
     Movement,
@@ -49,19 +50,12 @@ from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-# settings under which an adapter computes more than the sums above
-UNSUPPORTED_SETTINGS = (
-    "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
-)
-# `init_lora_weights` that leave the base unchanged
-NEUTRAL_INITS = ("True", "False", "None", "gaussian", "eva", "orthogonal")
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
 MERGED_PARTS = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
 # no groups and one repetition, so matching is never slow
 SAFE_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")
 MOST_LETTERS = 300  # longest name of a module that is matched with a pattern
-USE_PEFT = "load it with its base, or merge it with PEFT"
 DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
 
@@ -214,16 +208,8 @@ def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Map
 
 def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
     """Yield each setting under which an adapter computes more than this module merges."""
-    config = adapter.config
-    if config.get("peft_type") != "LORA":
-        yield Obstacle(f"its peft_type is {short(config.get('peft_type'))}, and not LORA", USE_PEFT)
-    for key in UNSUPPORTED_SETTINGS.split():
-        if config.get(key):
-            yield Obstacle(f"it was trained with {key}, no sum that is known here", USE_PEFT)
-    initial = str(config.get("init_lora_weights", True))
-    if initial not in NEUTRAL_INITS:
-        remedy = "convert it with PEFT first: path_initial_model_for_weight_conversion"
-        yield Obstacle(f"its training began with {short(initial)}, which changes the base", remedy)
+    for problem, remedy in reasons_against_merge(adapter.config):
+        yield Obstacle(problem, remedy)
 
 
 def _unknown_modules(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tiewise.checkpoint.adapter import (
-    COPY,
     DELTA,
-    LORA,
     PREFIX,
     WEIGHTS,
     AdapterFacts,
@@ -30,6 +28,7 @@ from tiewise.checkpoint.claims import ends_with
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.numeric_ends import require_readable_tables
+from tiewise.checkpoint.peft_methods import COPY, LORA, is_lora
 from tiewise.checkpoint.rewrite.change import Change, Movement, NewTensor, NothingToDo, Pieces, gather_rows, same_pieces
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.merged import MergedTensor, Obstacle, require_numbers
@@ -253,7 +252,7 @@ def _require_rows_will_do(adapter: AdapterFacts, model: Facts, modules: set[str]
 
 def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacle | None:
     """Return why trained rows act differently from the copies, None if they act alike."""
-    if adapter.config.get("peft_type") != "LORA":
+    if not is_lora(adapter.config):
         return Obstacle("its peft_type is not LORA", "keep it: rows beside other updates are not known")
     if not modules:
         return None
