@@ -398,5 +398,38 @@ def test_other_files_are_refused_as_baselines(tiewise, tmp_path, content):
     assert "Traceback" not in line
 
 
+UNUSABLE = [  # options, and the start of the error
+    (("--baseline", "nowhere.json"), "nowhere.json: no such file"),
+    (("--baseline", "bad.json"), "bad.json: not readable as JSON"),
+    (("--baseline", "."), ".: not a regular file"),
+    (("--fail-on", "worst"), "--fail-on worst; choose one of fatal"),
+    (("--select", "B999"), "there is no rule 'B999'"),
+    (("--quantise", "bad.json"), "bad.json: not readable as JSON"),
+    (("--world", "0"), "world is 0"),
+    (("--deep", "--headers"), "a deep check reads every row"),
+    (("--base", "sound"), "base is given"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), UNUSABLE)
+def test_formats_report_an_unusable_option_as_they_report_an_unreadable_path(tiewise, tmp_path, options, words):
+    (tmp_path / "bad.json").write_text("{")
+    answers = {}
+    for name in ("sarif", "github", "agent", "json"):
+        answers[name] = tiewise("check", "sound", "b013", "--format", name, *options)
+        assert answers[name].code == 2
+        assert words in answers[name].err
+    (run,) = json.loads(answers["sarif"].out)["runs"]
+    (invocation,) = run["invocations"]
+    assert invocation["executionSuccessful"] is False
+    notifications = invocation["toolExecutionNotifications"]
+    assert [notification["message"]["text"].startswith(words) for notification in notifications] == [True, True]
+    for path, line in zip(("sound", "b013"), answers["github"].out.splitlines(), strict=True):
+        assert line.startswith(f"::error file={path},title=unreadable::")
+    verdicts = answers["agent"].out.splitlines()[::2]
+    assert verdicts == ["path=sound verdict=unreadable", "path=b013 verdict=unreadable"]
+    assert json.loads(answers["json"].out)["audits"] == []
+
+
 def test_absent_baseline_is_refused(tiewise):
     assert_refused(tiewise("check", "sound", "--baseline", "nowhere.json"), "nowhere.json: no such file")

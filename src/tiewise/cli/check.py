@@ -106,9 +106,11 @@ def check(
         return
     if not paths:
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
-    if fail_on not in FAIL_ON:
-        raise typer.BadParameter(f"--fail-on {fail_on}; {suggest_choices(fail_on, FAIL_ON)}")
     form = _format(format_, json_)
+    if fail_on not in FAIL_ON:
+        problem = f"--fail-on {fail_on}; {suggest_choices(fail_on, FAIL_ON)}"
+        _print_refusal(form, paths, problem)
+        raise typer.BadParameter(problem)
     options: dict[str, Any] = {"base": base, "original": original, "target": target, "world": world}
     options |= {"as_class": as_class, "quantise": quantise, "deep": deep, "scan": not headers}
     options |= {"follow_links": follow_links, "build": not no_build}
@@ -116,7 +118,11 @@ def check(
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
     from tiewise.checkpoint.hub_names import checkpoint_path
 
-    earlier = _baseline(baseline)
+    try:
+        earlier = _baseline(baseline)
+    except CheckpointError as error:
+        _print_refusal(form, paths, str(error))
+        raise
     answers = []
     for path in map(checkpoint_path, paths):
         answer = _answer(path, options, earlier, quiet=quiet)
@@ -141,6 +147,14 @@ def _format(name: str | None, json_: bool) -> OutputFormat:
     if name not in FORMATS:
         raise typer.BadParameter(f"--format {name}; {suggest_choices(name, FORMATS)}")
     return FORMATS[name]
+
+
+def _print_refusal(form: OutputFormat, paths: list[Path], problem: str) -> None:
+    """Print, in a format for programs, that an option keeps every path from being checked."""
+    from tiewise.checkpoint.formats.answer import CheckedPath
+
+    if form.render is not None:
+        o.print_text(form.render([CheckedPath(path, error=problem) for path in paths]))
 
 
 def _baseline(path: Path | None) -> Baseline | None:
