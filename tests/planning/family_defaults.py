@@ -24,6 +24,7 @@ SWITCHES = (
     {},
     {"use_qk_norm": True, "qk_layernorm": True},
     {"new_decoder_architecture": True},
+    {"add_cross_attention": True, "is_decoder": True, "multi_query": False},
     {
         "attention_k_eq_v": True,
         "enable_moe_block": True,

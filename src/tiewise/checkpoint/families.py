@@ -23,6 +23,8 @@ _LN_F = FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)
 _GEMMA_NORM = FinalNorm(plus_one=True, root_width=True)
 _CAPPED_NORM = replace(_GEMMA_NORM, scalars=("final_logit_softcapping",))
 
+_CROSSES = "add_cross_attention"  # key of a decoder whose layers also attend to an encoder
+
 # first MLPs
 _MLP = BlockNames()
 _GPT2_MLP = BlockNames("h", ("ln_2",))
@@ -178,11 +180,11 @@ _DECODERS = (
     Family("lfm2_moe", read_with("lfm2_moe"), llama_cpp="head unnamed"),
 )
 _ENCODERS = (
-    Family("bert", read_with("bert", pools=True, judges_pairs=True, head_biases=2)),
-    Family("roberta", read_with("bert", pools=True, head_biases=2)),
+    Family("bert", read_with("bert", pools=True, judges_pairs=True, crosses=_CROSSES, head_biases=2)),
+    Family("roberta", read_with("bert", pools=True, crosses=_CROSSES, head_biases=2)),
     Family("distilbert", read_with("bert", ffn_width="hidden_dim", token_types=False)),
-    Family("electra", read_with("bert", table_width="embedding_size", discriminates=True)),
-    Family("albert", read_with("albert", table_width="embedding_size", pools=True, judges_pairs=True)),
+    Family("electra", read_with("bert", table_width="embedding_size", crosses=_CROSSES, discriminates=True)),
+    Family("albert", read_with("albert", table_width="embedding_size", pools=True, judges_pairs=True, head_biases=2)),
     Family("modernbert", read_with("modernbert")),
 )
 _ENCODER_DECODERS = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import (
     AppliedLayers,
@@ -89,6 +90,7 @@ NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}
 EAGER_GELUS = ("gelu_new", "gelu_fast")  # activations that transformers composes from several operations
 VALUES_OF_EAGER_GELU = 5  # values per middle neuron that they store
 AS_LLAMA: Mapping[str, Any] = {}  # no options of `FreshBody`
+CROSSES = "add_cross_attention"  # key of a decoder that attends to an encoder
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 
@@ -113,6 +115,7 @@ def decoder(
     positions: int | str = 0,  # rows of a table of learned positions, or their key in the config
     table_width: int | None = None,  # if not D, linear maps without bias connect tables and body (OPT-350M)
     head_bias: bool = False,
+    crosses: Switch = False,  # each layer also attends to an encoder, with maps like its own and one more norm
     experts: Experts | None = None,
     # Options of `FreshBody`; None if the predicted first loss has not been compared with a measurement.
     fresh: Mapping[str, Any] | None = AS_LLAMA,
@@ -126,14 +129,16 @@ def decoder(
         if out_bias is None:
             out_bias = bias
         maps = heads.maps(d, config.flag(bias), config.flag(out_bias), norms_of_queries)
+    crossing = int(config.flag(crosses))
     plain = feed_forward(d, ffn, gated, config.flag(ffn_bias))
     if isinstance(positions, str):
         positions = config.size(positions)
-    norms_of_attention, norms_of_ffn, norms_of_both = ({"norms": norm(d, kind, n)} for n in NORMS[norms])
-    attention = {"attention": maps, **norms_of_attention}
+    norms_before, norms_of_ffn, norms_of_both = (norm(d, kind, count) for count in NORMS[norms])
+    attention = {"attention": maps, "cross_attention": maps.times(crossing)}
+    attention["norms"] = norms_before + norm(d, kind, crossing)
     counted_layers = []
     for ffn_counts in _count_ffns(d, layers, plain, experts):
-        counted_layers.append(LayerCounts(attention, {**ffn_counts, **norms_of_ffn}, norms_of_both))
+        counted_layers.append(LayerCounts(attention, {**ffn_counts, "norms": norms_of_ffn}, {"norms": norms_of_both}))
     around = {
         "positions": lookup(positions, d),
         "embedding_norm": norm(d, kind, int(embedding_norm)),
@@ -143,8 +148,9 @@ def decoder(
     values = _values_between(gated)
     if fresh is not None and _activation(config) in EAGER_GELUS:
         values = VALUES_OF_EAGER_GELU
-    inputs = d * sum(NORMS[norms])  # of norms
-    saved_per_token = 2 * d + 2 * all_heads + values * _middle_width(ffn, experts)  # inputs of products, activations
+    inputs = d * (sum(NORMS[norms]) + crossing)  # of norms
+    saved_by_attention = (1 + crossing) * (2 * d + 2 * all_heads)  # inputs of products
+    saved_per_token = saved_by_attention + values * _middle_width(ffn, experts)  # and activations
     normed_per_token = 0
     if kind == "rms":
         normed_per_token = inputs + all_heads * (norms_of_queries > 0)
@@ -235,7 +241,7 @@ llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
 biased = partial(decoder, bias="attention_bias")
 qwen3 = partial(biased, query_norms="one head")
 gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
-gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
+gpt2 = partial(gpt, positions="n_positions", crosses=CROSSES, fresh={"depth_scaled": True})
 phi = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
 parallel_decoder = partial(biased, norms="one", parallel=True, kind="layer without bias")
 cohere = partial(parallel_decoder, query_norms="all heads", normed_queries="use_qk_norm")
@@ -284,9 +290,15 @@ def _cohere(config: Config) -> Architecture:
 
 @register_reader("gpt_bigcode")
 def _gpt_bigcode(config: Config) -> Architecture:
-    """Read a GPT-2 that has one head of keys and values if `multi_query` is on."""
+    """Read a GPT-2 that has one head of keys and values if `multi_query` is on.
+
+    Raises:
+        PlanError: the config also adds cross-attention, which the class refuses.
+    """
     heads = read_heads(config, grouped=False)
     if config.flag("multi_query"):
+        if config.flag(CROSSES):
+            raise PlanError(f"{config.family} has no {CROSSES} with multi_query", f"set {CROSSES} to false")
         heads = replace(heads, kv=1)
     return gpt2(config, heads=heads)
 
@@ -454,7 +466,7 @@ def _deepseek(config: Config, ffn_bias: Switch = False) -> Architecture:
 def _mamba(config: Config) -> Architecture:
     """Read layers of a gated convolution and a selective state space, without attention and ffn."""
     d, state, kernel = config.size("hidden_size"), config.size("state_size"), config.size("conv_kernel")
-    inner = int(config.number("expand") * d)
+    inner = config.size("intermediate_size", int(config.number("expand") * d))
     if config.get("time_step_rank") == "auto":
         rank = math.ceil(d / 16)
     else:
@@ -483,6 +495,7 @@ def bert(
     pools: bool = False,  # the model without a head has a pooler
     judges_pairs: bool = False,  # pretraining: two classes on the pooled state (next sentence, sentence order)
     discriminates: bool = False,  # pretraining: a head that detects replaced tokens (ELECTRA), and no token head
+    crosses: Switch = False,  # as a decoder, each layer also attends to an encoder
     head_biases: int = 1,  # bias vectors of an untied token head: BERT and RoBERTa store two; a tied one has one
 ) -> Architecture:
     """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA."""
@@ -502,15 +515,25 @@ def bert(
     ends = config.token_tables(width, has_head, maps=maps, head_biases=int(has_head))
     if has_head and not ends.tied:
         ends = replace(ends, head_biases=head_biases)
-    stack = _bert_layers(config, width, ffn_width, token_types)
+    stack = _bert_layers(config, width, ffn_width, token_types, config.flag(crosses))
     return Architecture(config.family, d, ends, (stack,), around)
 
 
-def _bert_layers(config: Config, table_width: int, ffn_width: str, token_types: bool) -> AppliedLayers:
-    """Read the layers of a post-norm encoder, with its embeddings."""
+def _bert_layers(config: Config, table_width: int, ffn_width: str, token_types: bool, crosses: bool) -> AppliedLayers:
+    """Read the layers of a post-norm encoder, with its embeddings.
+
+    Raises:
+        PlanError: the layers have cross-attention and the model is no decoder.
+    """
+    if crosses and not config.flag("is_decoder"):
+        raise PlanError(f"{config.family} has {CROSSES} only as a decoder", "set is_decoder to true")
     d, count, ffn = config.size("hidden_size"), config.size("num_attention_heads"), config.size(ffn_width)
     heads, norms = Heads.of(d, count), norm(d)
-    attention = {"attention": heads.maps(d, True, True), "norms": norms}
+    maps = heads.maps(d, True, True)
+    attention, saved_by_attention = {"attention": maps, "norms": norms}, 6 * d
+    if crosses:
+        attention |= {"cross_attention": maps, "norms": norms.times(2)}
+        saved_by_attention *= 2
     layer = LayerCounts(attention, {"ffn": feed_forward(d, ffn, gated=False, bias=True), "norms": norms})
     around = {
         "positions": lookup(config.size("max_position_embeddings"), table_width),
@@ -519,7 +542,7 @@ def _bert_layers(config: Config, table_width: int, ffn_width: str, token_types: 
     if token_types:
         around["token_types"] = lookup(config.size("type_vocab_size"), table_width)
     layers = (layer,) * config.size("num_hidden_layers")
-    return AppliedLayers("encoder", layers, around, heads, 8 * d + 2 * ffn)
+    return AppliedLayers("encoder", layers, around, heads, saved_by_attention + 2 * d + 2 * ffn)
 
 
 @register_reader("albert")
@@ -599,8 +622,8 @@ class Sublayers:
 @register_reader("t5")
 def _t5(config: Config, positions_in_layers: bool = False) -> Architecture:
     d, count, ffn = config.size("d_model"), config.size("num_heads"), config.size("d_ff")
-    heads, gated = Heads(count, config.size("d_kv"), count), config.text("feed_forward_proj").startswith("gated-")
-    sublayers = Sublayers(heads, ffn, gated, kind="rms", biases=False)
+    heads = Heads(count, config.size("d_kv"), count)
+    sublayers = Sublayers(heads, ffn, _is_t5_gated(config), kind="rms", biases=False)
     around = {"norms": norm(d, "rms")}
     relative = elementwise(config.size("relative_attention_num_buckets") * count)
     if positions_in_layers:
@@ -609,9 +632,11 @@ def _t5(config: Config, positions_in_layers: bool = False) -> Architecture:
         around["positions"] = relative
     depth = config.size("num_layers")
     decoder_depth = config.size("num_decoder_layers", depth)
-    stacks = [sublayers.side("encoder", d, depth, around)]
-    if not config.class_name.endswith("EncoderModel"):
-        stacks.append(sublayers.side("decoder", d, decoder_depth, around))
+    if config.class_name.endswith("EncoderModel"):
+        # with this flag the class for the encoder alone builds a decoder, which attends to another encoder
+        stacks = [sublayers.side("decoder" if config.flag("is_decoder") else "encoder", d, depth, around)]
+    else:
+        stacks = [sublayers.side("encoder", d, depth, around), sublayers.side("decoder", d, decoder_depth, around)]
     head = config.head != "none"
     notes: tuple[str, ...] = ()
     if head and config.values.get("tie_word_embeddings") is False:
@@ -622,6 +647,15 @@ def _t5(config: Config, positions_in_layers: bool = False) -> Architecture:
     return Architecture(
         config.family, d, TokenTables(config.size("vocab_size"), d, head, head), tuple(stacks), notes=notes
     )
+
+
+def _is_t5_gated(config: Config) -> bool:
+    """Return whether the ffn of a T5 has a gate.
+
+    A stored value replaces the one that its class derives.
+    """
+    derived = config.text("feed_forward_proj").startswith("gated-")
+    return bool(config.get("is_gated_act", derived))
 
 
 @register_reader("bart")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import Architecture, Count, Heads, elementwise, linear, norm
@@ -96,24 +98,25 @@ def _gemma4(config: Config) -> Architecture:
     kinds = _kinds(config, every=6)
     kinds[-1] = FULL  # whatever the config says
     layers = []
-    for index, kind in enumerate(kinds):
-        layers.append(_gemma4_layer(config, kind, index >= first, bool(per_layer)))
+    for index, heads in enumerate(_gemma4_heads(config, kinds)):
+        keys_are_values = config.flag("attention_k_eq_v") and kinds[index] == FULL
+        reuses = index >= first
+        mixer = _attention(config.width, heads, config.flag("attention_bias"), reuses, keys_are_values)
+        layers.append(_gemma4_layer(config, mixer, reuses, bool(per_layer)))
     around = {"embedding_norm": norm(per_layer, "rms").times(int(per_layer > 0))}
     return mixed_decoder(config, layers, around)
 
 
-def _gemma4_layer(config: Config, kind: str, reuses: bool, has_row: bool) -> Layer:
+def _gemma4_layer(config: Config, mixer: Sublayer, reuses: bool, has_row: bool) -> Layer:
     """Return one layer of a Gemma 4.
 
     Args:
         config: the model's config.
-        kind: full or sliding attention.
+        mixer: its attention.
         reuses: the layer uses the keys and values of an earlier one, and may have a feed-forward part twice as wide.
         has_row: the layer has a row of the per-layer table for each token.
     """
     d, width = config.size("hidden_size"), config.size("intermediate_size")
-    keys_are_values = config.flag("attention_k_eq_v") and kind == FULL
-    mixer = _attention(d, _gemma4_heads(config, kind), config.flag("attention_bias"), reuses, keys_are_values)
     if reuses and config.flag("use_double_wide_mlp"):
         width *= 2
     plain, norms = ffn(d, width), 4 + has_row
@@ -126,15 +129,26 @@ def _gemma4_layer(config: Config, kind: str, reuses: bool, has_row: bool) -> Lay
     return Layer(mixer, Sublayer(counts, saved=plain.saved + routed.saved), norms + 3)
 
 
-def _gemma4_heads(config: Config, kind: str) -> Heads:
-    """Return the heads of a kind of layer.
+def _gemma4_heads(config: Config, kinds: list[str]) -> list[Heads]:
+    """Return the heads of each layer.
 
-    Full attention may have wider heads and fewer heads of keys and values.
+    Full attention may have wider heads and fewer heads of keys and values. A config that transformers 5.23 saves lists
+    the sizes of such layers by number, and its keys for full attention do not count.
     """
-    heads = read_heads(config)
-    if kind != FULL:
-        return heads
-    kv = heads.kv
+    listed = config.get("per_layer_config")
+    if isinstance(listed, Mapping):
+        return [read_heads(_at_layer(config, listed, index)) for index in range(len(kinds))]
+    usual = read_heads(config)
+    kv = usual.kv
     if config.flag("attention_k_eq_v"):
         kv = config.size("num_global_key_value_heads", kv)
-    return replace(heads, kv=kv, width=config.size("global_head_dim", 512))
+    full = replace(usual, kv=kv, width=config.size("global_head_dim", 512))
+    return [full if kind == FULL else usual for kind in kinds]
+
+
+def _at_layer(config: Config, listed: Mapping[Any, Any], index: int) -> Config:
+    """Return the config of one layer: the model's, with the listed values of this layer."""
+    changed = listed.get(str(index), listed.get(index))
+    if not isinstance(changed, Mapping):
+        return config
+    return Config({**config.values, **changed}, config.family)

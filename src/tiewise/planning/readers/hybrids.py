@@ -263,8 +263,9 @@ def _zamba2_blocks(config: Config, hybrid: int) -> Count:
         hybrid: number of layers that apply a block; each of them has separate adapters.
     """
     d, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    wide, width = 2 * d, config.size("intermediate_size", 4 * d)
-    kv, head_dim, rank = config.size("num_key_value_heads", heads), 2 * d // heads, config.size("adapter_rank")
+    wide, width = config.size("attention_hidden_size", 2 * d), config.size("intermediate_size", 4 * d)
+    kv, rank = config.size("num_key_value_heads", heads), config.size("adapter_rank")
+    head_dim = config.size("attention_head_dim", 2 * d // heads)
     bias = config.flag("add_bias_linear")
     maps = linear(wide, heads * head_dim) + linear(wide, kv * head_dim).times(2) + linear(heads * head_dim, d)
     block = maps + feed_forward(d, width, gated=True, bias=bias) + norm(wide, "rms") + norm(d, "rms")
