@@ -47,7 +47,8 @@ def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_s
 
     out = lines.begin(tiny_settings(seeds=2, steps=8, tune=True), tmp_path / "out")
     monkeypatch.setattr(compare, "tqdm", Recorded)
-    monkeypatch.setattr(tuning, "RATE_FACTORS", (1.0, 2.0))
+    monkeypatch.setattr(tuning, "FIRST_FACTORS", (1.0,))
+    monkeypatch.setattr(tuning, "THEN_FACTORS", (2.0,))
     finish(out, compare.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
     finish(out, compare.Display(lines.append, bars=True))

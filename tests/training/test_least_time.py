@@ -14,20 +14,20 @@ TWO_CORES = Machine(cores=2, may_have_gpu=False)
 
 
 def test_refuse_impossible_minutes_reports_minutes_that_tuned_default_needs():
-    with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 12 tuning runs and 9 runs of 20") as refused:
+    with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 15 tuning runs and 9 runs of 20") as refused:
         refuse_impossible_minutes(Settings(minutes=0.3, tune=True), TWO_CORES)
-    # 5 s to start and 0.05 s for each of 21 runs; all train on 20·512 tokens; a run evaluates 2·45,000 + 21·2,048, a
+    # 5 s to start and 0.05 s for each of 24 runs; all train on 20·512 tokens; a run evaluates 2·45,000 + 21·2,048, a
     # trial 2·20,000 + 21·2,048; evaluation takes 2 and training 6 operations for each of 4,096·128 + 24·128² weights;
     # a core does 1.5e11 operations a second
     weights = 4096 * 128 + 24 * 128**2
-    work = 9 * (2 * 133_008 + 6 * 10_240) + 12 * (2 * 83_008 + 6 * 10_240)
-    assert 18 < 5 + 21 * 0.05 + work * weights / 3e11 < 24
-    assert "2 cores need 0.4 minutes at the very least" in str(refused.value)
-    assert refused.value.remedy == "give --minutes 4 or more, or fewer arms and seeds"
+    work = 9 * (2 * 133_008 + 6 * 10_240) + 15 * (2 * 83_008 + 6 * 10_240)
+    assert 24 < 5 + 24 * 0.05 + work * weights / 3e11 < 30
+    assert "2 cores need 0.5 minutes at the very least" in str(refused.value)
+    assert refused.value.remedy == "give --minutes 5 or more, or fewer arms and seeds"
 
 
 @pytest.mark.parametrize(
-    "settings", [{"minutes": 0.5, "tune": True}, {"minutes": 0.4}, {"tune": True}, {"minutes": 0.2, "text": ("a.txt",)}]
+    "settings", [{"minutes": 0.6, "tune": True}, {"minutes": 0.4}, {"tune": True}, {"minutes": 0.2, "text": ("a.txt",)}]
 )
 def test_refuse_impossible_minutes_accepts_settings_that_might_fit(settings):
     refuse_impossible_minutes(Settings(**settings), TWO_CORES)
@@ -63,6 +63,6 @@ main()
 """
     said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (2, "set()\n")
-    assert said.stderr.startswith("tiewise: --minutes 0.01 does not hold 12 tuning runs and 9 runs of 20 steps: ")
+    assert said.stderr.startswith("tiewise: --minutes 0.01 does not hold 15 tuning runs and 9 runs of 20 steps: ")
     assert said.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

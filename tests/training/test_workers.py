@@ -54,7 +54,7 @@ def ignore(*said):
 
 
 def test_two_workers_give_same_results_as_one(two_workers, tiny_settings, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(tuning, "RATE_FACTORS", (0.5, 1.0, 2.0))
+    monkeypatch.setattr(tuning, "FIRST_FACTORS", (1.0,))
     settings = tiny_settings(arms=("tied", "untied"), steps=20, seeds=2, tune=True)
     one, two = (
         finish(lines.begin(settings, tmp_path / f"{w.count}"), lines.display, w) for w in (Workers(1), two_workers)
@@ -414,7 +414,7 @@ def test_steps_within_minutes_account_for_parallel_workers(job, tiny_settings, t
     (tmp_path / "trials").mkdir()
     steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, ignore)
     whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
-    trials = [tuning.make_trial(one, tmp_path) for one in whole for _ in range(4)] if tune else []
+    trials = [tuning.make_trial(one, tmp_path) for one in whole for _ in range(5)] if tune else []
     taken = 600.0
     for runs in (trials, 3 * whole):
         free = [0.0] * many

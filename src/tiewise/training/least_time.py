@@ -21,7 +21,7 @@ BUILTIN = 3.0  # seconds to parse the modules of the standard library and to tra
 RUN = 0.05  # seconds to build, save and report one run
 OPERATIONS = 1.5e11  # fp32 operations of one core per second in matrix products; small models reach a third
 LEAST_STEPS = 20  # fewest steps of a run
-TRIALS = 4  # tuning runs per arm
+TRIALS = 5  # tuning runs per arm
 TRIAL_TOKENS = 32_768  # tokens of the tuning split that a tuning run is measured on, at most
 POINTS, POINT_BLOCKS = 20, 32  # points of a curve, and blocks of tuning text per point
 # Fewest tokens of the built-in text's held-out and tune splits in any Python, with a vocabulary of at most 4,096.

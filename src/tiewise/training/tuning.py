@@ -1,8 +1,13 @@
 """Trials that choose the learning rate of each arm before the first run (`--tune`).
 
 The learning rate changes a result more than tying does, and its best value differs between arms, so a comparison at
-one rate for all arms also compares that choice. Every arm gets the same trials: half, once, twice and four times the
-given rate, with a separate seed. The lowest loss on the `tune` split, which is neither trained on nor reported, wins.
+one rate for all arms also compares that choice. Every arm gets five trials with a separate seed:
+
+    first        a quarter of the given rate, the rate, four times the rate
+    then         half and twice the best of these
+
+So rates from an eighth to eight times the given one are in reach. The lowest loss on the `tune` split, which is neither
+trained on nor reported, wins.
 
 A trial is a whole run, and is measured at the step whose model a run keeps (`select`). Trials of fewer steps would
 favour larger rates, which learn fast and end worse. `run.yaml` has the given rate, `results.json` the chosen ones.
@@ -27,7 +32,8 @@ from tiewise.training.workers import Workers
 if TYPE_CHECKING:
     from tiewise.training.short_trials import Show
 
-RATE_FACTORS = (0.5, 1.0, 2.0, 4.0)
+FIRST_FACTORS = (0.25, 1.0, 4.0)  # of the given rate
+THEN_FACTORS = (0.5, 2.0)  # of the best first rate of an arm
 TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
 SEED = 0  # seed of trials; compared runs have seeds from 1
 TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on, at most
@@ -55,15 +61,19 @@ def tune(
 ) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return the jobs with the learning rates that the trials chose, and records of all trials.
 
-    Trials that `tuning.json` lists are not repeated.
+    Trials that `tuning.json` lists are not repeated. Records are ordered by arm and rate.
     """
-    trials = _trials_of(jobs, out)
     notes = TrialNotes(out / TUNING, ended)
-    for key in notes.records:
-        ended(trials[key])
-    workers.each(train, [trial for key, trial in trials.items() if key not in notes.records], show, notes.add)
-    best = notes.best_of_arms(trials)
-    records = [{**notes.records[key], "chosen": best[key.arm] == key} for key in trials]
+    first = _first_trials(jobs, out)
+    _finish(first, notes, workers, show)
+    then = _then_trials(jobs, out, notes.best_of_arms(first))
+    _finish(then, notes, workers, show)
+    best = notes.best_of_arms([*first, *then])
+    records = []
+    for job in jobs:
+        of_arm = [key for key in (*first, *then) if key.arm == job.arm]
+        for key in sorted(of_arm, key=lambda key: key.learning_rate):
+            records.append({**notes.records[key], "chosen": key == best[job.arm]})
     return [with_best_rate(job, best) for job in jobs], records
 
 
@@ -73,14 +83,26 @@ def tuned_before(jobs: list[Job], out: Path, option: str) -> list[Job]:
     Raises:
         RunError: a trial is missing; the message names the `option` that trains without it.
     """
-    trials = _trials_of(jobs, out)
     notes = TrialNotes(out / TUNING, lambda job, line="": None)
-    missing = len(trials.keys() - notes.records.keys())
-    if missing:
-        problem = f"{option}: {missing} of {len(trials)} tuning trials of {out} have not finished"
+    trials = _first_trials(jobs, out)
+    if notes.has_all(trials):
+        trials |= _then_trials(jobs, out, notes.best_of_arms(trials))
+    if not notes.has_all(trials):
+        problem = f"{option}: the tuning trials of {out} have not finished"
         raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
     best = notes.best_of_arms(trials)
     return [with_best_rate(job, best) for job in jobs]
+
+
+def _finish(trials: Mapping[TrialKey, Job], notes: TrialNotes, workers: Workers, show: Show) -> None:
+    """Train the trials that have no record."""
+    missing = []
+    for key, trial in trials.items():
+        if key in notes.records:
+            notes.ended(trial)
+        else:
+            missing.append(trial)
+    workers.each(train, missing, show, notes.add)
 
 
 class TrialNotes:
@@ -103,6 +125,10 @@ class TrialNotes:
         verdict = "diverged" if has_diverged else f"{nll:.3f}"
         self.ended(trial, f"tune {key.arm}: lr {key.learning_rate:.4g} → {verdict}")
 
+    def has_all(self, trials: Iterable[TrialKey]) -> bool:
+        """Return whether all of these trials have finished."""
+        return all(key in self.records for key in trials)
+
     def best_of_arms(self, trials: Iterable[TrialKey]) -> dict[str, TrialKey]:
         """Return the best trial of each arm."""
         keys = list(trials)
@@ -117,14 +143,28 @@ class TrialNotes:
         return math.inf if nll is None else nll
 
 
-def _trials_of(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
-    """Return the trials of all arms, each in a subfolder of the comparison."""
+def _first_trials(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
+    """Return the first trials of all arms."""
     trials: dict[TrialKey, Job] = {}
     for job in jobs:
-        for factor in RATE_FACTORS:
-            key = TrialKey(job.arm, job.settings.learning_rate * factor)
-            folder = out / "tuning" / folder_name(job.arm) / f"lr-{key.learning_rate:.4g}"
-            trials[key] = with_rate(make_trial(job, folder), key.learning_rate)
+        trials |= _trials(job, out, [factor * job.settings.learning_rate for factor in FIRST_FACTORS])
+    return trials
+
+
+def _then_trials(jobs: Iterable[Job], out: Path, best: Mapping[str, TrialKey]) -> dict[TrialKey, Job]:
+    """Return the trials at both sides of the best first trial of each arm."""
+    trials: dict[TrialKey, Job] = {}
+    for job in jobs:
+        trials |= _trials(job, out, [factor * best[job.arm].learning_rate for factor in THEN_FACTORS])
+    return trials
+
+
+def _trials(job: Job, out: Path, rates: Iterable[float]) -> dict[TrialKey, Job]:
+    """Return the trials of an arm at these rates, each in a subfolder of the comparison."""
+    trials = {}
+    for rate in rates:
+        folder = out / "tuning" / folder_name(job.arm) / f"lr-{rate:.4g}"
+        trials[TrialKey(job.arm, rate)] = with_rate(make_trial(job, folder), rate)
     return trials
 
 
@@ -164,4 +204,4 @@ def rates_at_the_edge(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def trials_per_arm() -> int:
     """Return the number of trials of each arm."""
-    return len(RATE_FACTORS)
+    return len(FIRST_FACTORS) + len(THEN_FACTORS)
