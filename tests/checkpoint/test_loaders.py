@@ -11,8 +11,10 @@ import pytest
 import saved_models as saved
 import torch
 import transformers as tr
+from asked_classes import asking_in_this_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observed_loads import observe_transformers
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import V, llama_config, write_checkpoint
 
@@ -413,3 +415,68 @@ def test_check_reports_error_for_every_broken_loader_outcome(tmp_path_factory, d
         for outcome in audit.outcomes:
             assert outcome.predicted or outcome.versions in (tr.__version__, mlx_data()["version"])
             assert (outcome.outcome in BROKEN) <= (outcome.right is False)
+
+
+INDEX = "model.safetensors.index.json"
+HEAD_FILES = [3, None, True, ["a"], "/etc/passwd", "../up.safetensors", "x/y.safetensors", "absent.safetensors"]
+HEAD_FILES += ["", "..", "a\0b", "folder", "config.json"]
+UNKNOWN_FILES = ("/etc/passwd", "../up.safetensors", "x/y.safetensors", "folder", "config.json")  # not read here
+
+
+def save_shards(folder):
+    """Save an untied model in several shards, and return its index."""
+    saved.tiny(LLAMA, False).save_pretrained(folder, max_shard_size=4000)
+    (folder / "folder").mkdir()
+    return json.loads((folder / INDEX).read_text())
+
+
+def rows_of(folder, **how):
+    """Return {loader: outcome} for the newest version of each loader."""
+    return {outcome.loader: outcome for outcome in check(folder, **how).outcomes}
+
+
+@pytest.mark.parametrize("tensor", ["lm_head.weight", "stale.weight"])
+@pytest.mark.parametrize("file", HEAD_FILES, ids=repr)
+def test_rows_of_a_wrong_index_are_those_of_from_pretrained(tmp_path, tensor, file):
+    index = save_shards(tmp_path)
+    index["weight_map"][tensor] = file
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    assert observe_transformers(LLAMA, tmp_path).outcomes == {columns.ERROR}
+    word, is_right = (columns.DEPENDS, None) if file in UNKNOWN_FILES else (columns.ERROR, False)
+    with asking_in_this_process():
+        for rows in (rows_of(tmp_path), rows_of(tmp_path, build=False)):
+            assert (rows["transformers"].outcome, rows["transformers"].right) == (word, is_right)
+            for loader in ("vLLM", "SGLang", "llama.cpp"):
+                assert (rows[loader].outcome, rows[loader].right) == (columns.DEPENDS, None)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "{}", '{"metadata": {}, "weight_map": []}', "\ufeff{}"])
+def test_rows_of_an_unreadable_index_are_those_of_from_pretrained(tmp_path, text):
+    save_shards(tmp_path)
+    (tmp_path / INDEX).write_text(text, "utf-8")
+    assert observe_transformers(LLAMA, tmp_path).outcomes == {columns.ERROR}
+    rows = rows_of(tmp_path, build=False)
+    assert rows["transformers"].outcome == columns.ERROR
+    assert {rows[loader].outcome for loader in ("vLLM", "SGLang", "llama.cpp")} == {columns.DEPENDS}
+
+
+def test_row_of_an_index_with_a_name_twice_is_open(tmp_path):
+    """transformers takes the last file of a name, and `check` reads no such index."""
+    save_shards(tmp_path)
+    text = (tmp_path / INDEX).read_text().replace('"weight_map": {', '"weight_map": {"lm_head.weight": "other",')
+    (tmp_path / INDEX).write_text(text)
+    assert observe_transformers(LLAMA, tmp_path).outcomes == {columns.UNTIED}
+    row = rows_of(tmp_path, build=False)["transformers"]
+    assert (row.outcome, row.right) == (columns.DEPENDS, None)
+
+
+@pytest.mark.parametrize("size", [10**30, 2**63, -5, 0, 24.0, "24", True, [24]], ids=str)
+def test_rows_of_a_wrong_vocab_size_are_those_of_from_pretrained(tmp_path, size):
+    saved.tiny(LLAMA, False).save_pretrained(tmp_path / "m")
+    file = tmp_path / "m/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": size}))
+    assert observe_transformers(LLAMA, tmp_path / "m").outcomes == {columns.ERROR}
+    with asking_in_this_process():
+        for rows in (rows_of(tmp_path / "m"), rows_of(tmp_path / "m", build=False)):
+            assert (rows["transformers"].outcome, rows["transformers"].right) == (columns.ERROR, False)
+            assert not any(rows[loader].right for loader in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"))

@@ -54,8 +54,12 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Return whether an error says nothing about the config, since the limits leave no memory."""
-    return isinstance(error, MemoryError) or "alloc" in str(error) or "thread" in str(error)
+    """Return whether an error says nothing about the config, since the limits leave no memory.
+
+    The first line of its message counts. Torch adds the calls in C++ below, whose types name allocators.
+    """
+    message = str(error).partition("\n")[0]
+    return isinstance(error, MemoryError) or "alloc" in message or "thread" in message
 
 
 class ClassNotFoundError(Exception):

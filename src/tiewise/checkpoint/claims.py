@@ -459,6 +459,11 @@ def family_type(level: Mapping[str, Any]) -> str | None:
     return model_type
 
 
+def is_of_text(level: str) -> bool:
+    """Return whether a level of the config is the root or a text part."""
+    return not level or level.rpartition(".")[2] in TEXT_PARTS
+
+
 def positive_int(value: Any) -> int | None:
     """Return `value` if it is a positive integer, else None."""
     if type(value) is int and 0 < value < 2**63:

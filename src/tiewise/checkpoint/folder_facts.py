@@ -22,7 +22,9 @@ from tiewise.checkpoint.claims import (
     flag_key,
     in_layer,
     is_foreign,
+    is_of_text,
     model_levels,
+    positive_int,
     read_claims,
     without_tokens,
 )
@@ -88,8 +90,9 @@ class FolderFacts:
     @property
     def is_complete(self) -> bool:
         """Return whether every file of tensors was read. Otherwise a tensor may only seem absent."""
+        shard_files = frozenset((self.folder.weight_map or {}).values())
         for fault in self.folder.faults:
-            if fault.file.endswith(".safetensors"):
+            if fault.file.endswith(".safetensors") or fault.file in shard_files:
                 return False
         return bool(self.folder.tensors)
 
@@ -163,6 +166,22 @@ class FolderFacts:
         """Return the key of the flag that the class reads at a level."""
         defaults = family(family_type(self.config)).ends.levels
         return flag_key(self.levels.get(claim.level, {}), claim.model_type or defaults.get(claim.level))
+
+    @cached_property
+    def malformed_vocab_sizes(self) -> dict[str, Any]:
+        """Return {level: value} of each `vocab_size` of the text that is no positive whole number.
+
+        Examples are "32000", 32000.0 and 0. Null is left to the class, since some have no size by default. Empty if a
+        level has a right one.
+        """
+        malformed = dict[str, Any]()
+        if self.text.vocab_size is not None:
+            return malformed
+        for level, values in self.levels.items():
+            written = values.get("vocab_size")
+            if is_of_text(level) and written is not None and positive_int(written) is None:
+                malformed[level] = written
+        return malformed
 
     @cached_property
     def text(self) -> Claim:

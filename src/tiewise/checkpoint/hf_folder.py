@@ -125,6 +125,11 @@ class Folder:
         return tuple(sorted(file for file in set((self.weight_map or {}).values()) if not self.has(file)))
 
     @property
+    def has_unread_index(self) -> bool:
+        """Return whether the index of shard files could not be read."""
+        return any(fault.file == INDEX for fault in self.faults)
+
+    @property
     def pickles(self) -> tuple[str, ...]:
         """Return the files with pickled or foreign weights, which are never opened."""
         return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))

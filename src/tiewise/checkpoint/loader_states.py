@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container
 from dataclasses import replace
 
@@ -167,6 +168,9 @@ def shape_misfit(facts: Facts) -> str | None:
     It checks rows against the vocabulary, widths against the config, and the shapes of end tensors and biases.
     """
     roles = facts.roles
+    malformed = malformed_vocab_size(facts)
+    if malformed is not None:
+        return malformed
     for table in (roles.loaded_input, roles.loaded_output):
         if table is None or roles.is_packed(table):
             continue
@@ -174,6 +178,13 @@ def shape_misfit(facts: Facts) -> str | None:
         if misfit is not None:
             return misfit
     return misfit_without_tables(facts)
+
+
+def malformed_vocab_size(facts: Facts) -> str | None:
+    """Return a sentence about a `vocab_size` that is no number of rows. None without one."""
+    for written in facts.malformed_vocab_sizes.values():
+        return f"The config's vocab_size is {short(json.dumps(written))}, which is no number of rows."
+    return None
 
 
 def misfit_without_tables(facts: Facts, compared: Container[str] = ()) -> str | None:

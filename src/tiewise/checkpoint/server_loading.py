@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from tiewise.checkpoint.claims import architecture, strip_wrappers
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.index_steps import UNREAD_INDEX
 from tiewise.checkpoint.loader_columns import (
     DEPENDS,
     ERROR,
     LLAMA_CPP,
     LLAMA_CPP_T5,
+    MLX,
     MODEL_FILES_ALONE,
     NO_HEAD,
     NOT_SERVED,
@@ -19,7 +21,7 @@ from tiewise.checkpoint.loader_columns import (
     LoaderOutcome,
     outcome_of,
 )
-from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as_head
+from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as_head, malformed_vocab_size
 from tiewise.checkpoint.untrusted import short
 
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")  # ends of class names
@@ -27,7 +29,7 @@ _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondG
 
 def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     """Return the outcome of the first failing check, else the entry of the loader's column."""
-    for check in (_check_class, _check_files, _check_names_of_converter, _check_names):
+    for check in (_check_class, _check_files, _check_malformed, _check_names_of_converter, _check_names):
         failure = check(facts, loader)
         if failure is not None:
             return failure
@@ -61,6 +63,21 @@ def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
         if file.startswith("model"):
             return None
     return outcome_of(loader, ERROR, "It opens model*.safetensors alone.")
+
+
+def _check_malformed(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Return an outcome if the index or a vocabulary size is malformed, else None.
+
+    mlx-lm reads no index, and its recorded runs cover sizes.
+    """
+    if loader.name == MLX.name:
+        return None
+    if facts.folder.has_unread_index:
+        return outcome_of(loader, DEPENDS, UNREAD_INDEX)
+    misfit = malformed_vocab_size(facts)
+    if misfit is None:
+        return None
+    return outcome_of(loader, DEPENDS, misfit)
 
 
 def _check_names_of_converter(facts: Facts, loader: Loader) -> LoaderOutcome | None:

@@ -11,6 +11,7 @@ from tiewise.checkpoint.config_parts import TRANSFORMERS_SECTION, has_nameless_q
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE
+from tiewise.checkpoint.index_steps import UNREAD_INDEX, stops_transformers
 from tiewise.checkpoint.loader_columns import (
     BROKEN,
     DEPENDS,
@@ -105,7 +106,11 @@ class TransformersLoading:
         return None
 
     def _check_index(self) -> LoaderOutcome | None:
-        """Return an outcome if transformers stops at the index of shard files."""
+        """Return an outcome if transformers stops at the index, or if it was not read here."""
+        if self.facts.folder.has_unread_index:
+            if stops_transformers(self.facts.folder.source):
+                return self._outcome(ERROR, "The index maps no tensors to files, at which it stops.")
+            return self._outcome(DEPENDS, UNREAD_INDEX)
         lost = self.facts.folder.lost_shards
         if lost:
             return self._outcome(ERROR, f"The index names {short(lost[0])}, which is missing.")

@@ -9,10 +9,10 @@ from typing import Any
 
 from tiewise.checkpoint.claims import (
     SPEC,
-    TEXT_PARTS,
     Claim,
     family_type,
     first_count,
+    is_of_text,
     positive_int,
     usual_names,
     width_keys,
@@ -183,7 +183,7 @@ def _malformed_widths(facts: Facts, tables: Sequence[Stored]) -> Observations:
     for level, values in facts.levels.items():
         for key in width_keys(values, family_type(values)):
             where, written = dotted(level, key), values[key]
-            if _is_of_text(level) and positive_int(written) is None and not _may_be_null(values, key):
+            if is_of_text(level) and positive_int(written) is None and not _may_be_null(values, key):
                 problem = f"{where} is {short(json.dumps(written))}, which is no width. {describe(tables[0])}"
                 yield _wrong_width(facts, where, problem, width)
 
@@ -202,11 +202,6 @@ def _wrong_width(facts: Facts, where: str, problem: str, width: int) -> Observat
         return Observation(where, problem, f"{CONFIG_FIX}: {where} = the width of the hidden states", severity="error")
     edit = JsonEdit(CONFIG, where, width)
     return Observation(where, problem, facts.command("repair"), safe=True, severity="error", edits=(edit,))
-
-
-def _is_of_text(level: str) -> bool:
-    """Return whether a level is the root or a text part."""
-    return not level or level.rpartition(".")[2] in TEXT_PARTS
 
 
 def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
@@ -274,18 +269,13 @@ def vocab_size(facts: Facts) -> Observations:
 
 
 def _malformed_vocab_sizes(facts: Facts, table: Stored) -> Observations:
-    """Report a `vocab_size` of the text level that is no positive whole number.
-
-    Examples are "32000", 32000.0 and 0. Null is left to the class, since some have no size by default.
-    """
-    for level, values in facts.levels.items():
-        written = values.get("vocab_size")
-        if _is_of_text(level) and written is not None and positive_int(written) is None:
-            key = dotted(level, "vocab_size")
-            problem = f"{key} is {short(json.dumps(written))}, which is no number of rows"
-            problem += f". {short(table.name)} has {table.rows:,} rows"
-            edit = JsonEdit(CONFIG, key, table.rows)
-            yield Observation(key, problem, facts.command("repair"), safe=True, edits=(edit,))
+    """Report a `vocab_size` of the text level that is no positive whole number."""
+    for level, written in facts.malformed_vocab_sizes.items():
+        key = dotted(level, "vocab_size")
+        problem = f"{key} is {short(json.dumps(written))}, which is no number of rows"
+        problem += f". {short(table.name)} has {table.rows:,} rows"
+        edit = JsonEdit(CONFIG, key, table.rows)
+        yield Observation(key, problem, facts.command("repair"), safe=True, edits=(edit,))
 
 
 def _wrong_vocab_size(facts: Facts, key: str, problem: str, rows: int) -> Observation:
