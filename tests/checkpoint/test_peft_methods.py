@@ -189,13 +189,27 @@ def test_b063_names_the_option_of_peft_that_leaves_out_the_copied_table(tmp_path
     assert torch.equal(logits(reloaded(base, tmp_path / "slim")), logits(reloaded(base, tmp_path / "fat")))
 
 
-@pytest.mark.parametrize("setting", [{"layer_replication": [[0, 2], [1, 2]]}, {"init_lora_weights": "pissa"}])
+VARIANTS = [
+    {"layer_replication": [[0, 2], [1, 2]]},
+    {"init_lora_weights": "pissa"},
+    {"velora_config": peft.tuners.lora.config.VeloraConfig()},
+    {"monteclora_config": peft.tuners.lora.config.MontecloraConfig()},
+]
+
+
+@pytest.mark.parametrize("setting", VARIANTS, ids=str)
 def test_no_command_refuses_the_lora_adapter_that_it_is_offered_for(tmp_path, base, setting):
     config = config_of("LORA", ["q_proj", "lm_head"], r=2, **setting)
     save(trained(base, config), tmp_path)
     found = findings(tmp_path, base, "B060", "B062")
     assert len(found) == loaded(base).config.tie_word_embeddings
     assert all("tiewise adapter merge" not in one.repair for one in found)
+
+
+def test_b060_is_silent_on_a_lora_adapter_that_peft_does_not_merge(tmp_path, base):
+    save(trained(base, config_of("LORA", ["lm_head"], alora_invocation_tokens=[1])), tmp_path)
+    assert merge(base, tmp_path) is None
+    assert findings(tmp_path, base, "B060", "B062") == ()
 
 
 def test_b060_judges_an_adapter_without_tensors_as_peft_does(tmp_path, base):

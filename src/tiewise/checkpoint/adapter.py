@@ -31,7 +31,10 @@ PREFIX = "base_model.model."  # prefix of every module name
 DELTA, BASE = "trainable_tokens_delta", "base_layer."
 TRAINED_COPY = "ln_tuning_layers.weight"  # full copy that LN tuning trains
 PLAIN_PARTS = {"weight", "bias", f"{BASE}bias"}
-FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
+FACTORS = {*LINEAR, *LOOKUP}
+# parts that `adapter merge` knows
+MERGED_PARTS = {*FACTORS, "lora_B.bias", "lora_magnitude_vector", DELTA, *PLAIN_PARTS, f"{BASE}weight"}
 # module and part of a tensor's name; some tools also save the adapter's name in it
 _TENSOR_NAME = re.compile(
     r"(?P<module>.+?)\.(?:token_adapter\.|modules_to_save\.(?:\w+\.(?=\w))?)?"
@@ -234,9 +237,7 @@ def _stored_update(module: str, parts: Mapping[str, Stored], method: Method) -> 
 def _shape_of_update(matrices: Mapping[str, Stored]) -> tuple[int, int]:
     """Return the shape [V, E] of a low-rank update. An axis without a stored factor is -1."""
     rows = width = -1
-    for part in FACTORS:
-        if part not in matrices:
-            continue
+    for part in sorted(matrices.keys() & FACTORS):
         tensor = matrices[part]
         is_first = part.endswith("A")  # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V], B [E, r]
         length = tensor.shape[1] if is_first else tensor.shape[0]

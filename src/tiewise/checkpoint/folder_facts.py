@@ -37,7 +37,7 @@ from tiewise.checkpoint.config_parts import (
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, Family
 from tiewise.checkpoint.file_sources import HubSource
-from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
@@ -90,9 +90,8 @@ class FolderFacts:
     @property
     def is_complete(self) -> bool:
         """Return whether every file of tensors was read. Otherwise a tensor may only seem absent."""
-        shard_files = frozenset((self.folder.weight_map or {}).values())
         for fault in self.folder.faults:
-            if fault.file.endswith(".safetensors") or fault.file in shard_files:
+            if fault.file not in (CONFIG, INDEX):  # a file of tensors, whatever its name
                 return False
         return bool(self.folder.tensors)
 

@@ -82,7 +82,10 @@ METHODS = {
 
 def method_of(config: Mapping[str, Any]) -> Method:
     """Return the method that an adapter's config names, else `UNKNOWN`."""
-    return METHODS.get(str(config.get("peft_type")), UNKNOWN)
+    method = METHODS.get(str(config.get("peft_type")), UNKNOWN)
+    if config.get("alora_invocation_tokens"):  # PEFT does not merge these
+        return method._replace(merges=False)
+    return method
 
 
 def is_lora(config: Mapping[str, Any]) -> bool:

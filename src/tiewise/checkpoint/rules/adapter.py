@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from tiewise.checkpoint.adapter import DELTA, PREFIX, AdapterFacts, EndUpdate
+from tiewise.checkpoint.adapter import DELTA, MERGED_PARTS, PREFIX, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
@@ -75,13 +75,16 @@ def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Observations:
         yield short(facts.path.name), problem, _training_advice(base, "new_tokens=[…]")
 
 
+# {form of a change: its description, and the verb of a merge}
+_WORDS_OF_CHANGES = {LORA: ("has a low-rank update of {}", "adds"), UPDATE: ("changes {} ({})", "applies")}
+
+
 def _changes_on_tied(facts: AdapterFacts, base: Facts, changes: list[EndUpdate]) -> Observations:
     """Report changes of the ends of a tied base that a merge writes into its table."""
     if not changes:
         return
-    described, does = f"has a low-rank update of {_modules(changes)}", "adds"
-    if changes[0].form == UPDATE:
-        described, does = f"changes {_modules(changes)} ({short(facts.config['peft_type'])})", "applies"
+    description, does = _WORDS_OF_CHANGES[changes[0].form]
+    described = description.format(_modules(changes), facts.config["peft_type"])
     effect = "a merge by PEFT changes the other end too, which was trained without the update"
     if len(changes) == 2:
         effect = f"a merge by PEFT {does} both updates to the one table"
@@ -100,8 +103,9 @@ def _merge_fixes(facts: AdapterFacts, base: Facts) -> tuple[str, ...]:
 
 
 def _is_merged_here(facts: AdapterFacts) -> bool:
-    """Return whether no setting keeps `adapter merge` from merging the adapter."""
-    return not any(reasons_against_merge(facts.config))
+    """Return whether no setting and no part keeps `adapter merge` from merging the adapter."""
+    is_known = set[str]().union(*facts.parts.values()) <= MERGED_PARTS
+    return is_known and not any(reasons_against_merge(facts.config))
 
 
 def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Observations:
@@ -363,17 +367,17 @@ def adapter_copies(facts: AdapterFacts) -> Observations:
 
 def _repeated_table(copy: Stored, table: Stored) -> Observations:
     """Report a copy below an update that equals the base's table."""
-    if _changed_rows(copy, table) == 0:
+    if copy.rows and _changed_rows(copy, table) == 0:
         problem = f"the adapter repeats a table of the base ({format_bytes(copy.nbytes)}), which PEFT saved with it"
         problem += f". {short(copy.name)} equals {describe(table)}"
         yield short(copy.name), problem, "save it again with save_pretrained(…, save_embedding_layers=False)"
 
 
-def _changed_rows(copy: Stored, table: Stored) -> int | None:
-    """Return the number of rows in which two tables differ; None if they are not comparable."""
+def _changed_rows(copy: Stored, table: Stored) -> int:
+    """Return the number of rows in which a copy differs; all if they are not comparable."""
     are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
     if copy.shape != table.shape or not are_plain:
-        return None
+        return copy.rows
     with progress_of("comparing the adapter's copy with the base", copy.nbytes):
         return len(changed_rows(copy, table))
 
@@ -381,7 +385,7 @@ def _changed_rows(copy: Stored, table: Stored) -> int | None:
 def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Observations:
     """Report a full copy of a table if it changes at most half of the rows."""
     changed, rows = _changed_rows(copy, table), copy.rows
-    if changed is not None and rows and changed <= rows // 2:
+    if rows and changed <= rows // 2:
         where, row_bytes = short(copy.name), copy.nbytes // rows
         problem = f"the adapter changes {changed:,} of {rows:,} rows, and stores all of them"
         problem += f" ({format_bytes(copy.nbytes)} instead of {format_bytes(changed * row_bytes)})"

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from tiewise.checkpoint.adapter import BASE, DELTA, AdapterFacts, open_adapter
+from tiewise.checkpoint.adapter import BASE, DELTA, LINEAR, LOOKUP, MERGED_PARTS, AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import ends_with, finite_number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
@@ -50,9 +50,6 @@ from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
-COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
-MERGED_PARTS = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
 # no groups and one repetition, so matching is never slow
 SAFE_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")
 MOST_LETTERS = 300  # longest name of a module that is matched with a pattern
