@@ -37,7 +37,7 @@ from tiewise.checkpoint.config_parts import (
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, Family
 from tiewise.checkpoint.file_sources import HubSource
-from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
@@ -90,10 +90,7 @@ class FolderFacts:
     @property
     def is_complete(self) -> bool:
         """Return whether every file of tensors was read. Otherwise a tensor may only seem absent."""
-        for fault in self.folder.faults:
-            if fault.file not in (CONFIG, INDEX):  # a file of tensors, whatever its name
-                return False
-        return bool(self.folder.tensors)
+        return bool(self.folder.tensors) and not self.folder.has_unread_tensors
 
     @cached_property
     def claims(self) -> Claims:

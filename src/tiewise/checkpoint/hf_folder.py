@@ -93,6 +93,7 @@ class Folder:
     copies: tuple[Stored, ...] = ()  # further tensors whose name is in `tensors` from another file
     extra: tuple[str, ...] = ()  # other `.safetensors` files in the folder, without those of an adapter
     faults: tuple[Fault, ...] = ()  # files that could not be read or are inconsistent
+    has_unread_tensors: bool = False  # a file of tensors could not be read
     single: bool = False  # `path` of the caller was one `.safetensors`, not a folder
     # {tensor: its shard file} of the shards in the index whose headers were left out; empty for a folder on disk
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -291,6 +292,7 @@ def _open_source(source: FileSource, reading: HubReading) -> Folder:
         copies=tuple(tensor_files.copies),
         extra=tuple(sorted(set(candidates) - set(opened))),
         faults=(*faults, *tensor_files.faults),
+        has_unread_tensors=bool(tensor_files.faults),
         unread=tensor_files.unread(),
     )
 
