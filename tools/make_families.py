@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +82,24 @@ _SIZE = re.compile(r"\d rows")
 MOST_NUMBERS = 20_000_000  # parameters of a model that is built with weights and run
 CAUSAL, SEQ2SEQ = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 ABOUT = (
-    "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no "
-    "boolean and are taken nevertheless; older_flag, an older key of the flag, which counts before it; levels, "
+    "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no"
+    " boolean and are taken nevertheless; older_flag, an older key of the flag, which counts before it; levels, "
     "families of nested levels where they are not written; sizes, its own keys of sizes; scalars, numbers at the "
     "boundary by default. A class: inputs, output, positions, maps, names of modules, whose tensor is <name>.weight; "
     "bias, of tensors; tied, {target: source} that it may tie; disk, names in a saved file where they differ; prefix, "
     "of the body; loads, {module or bias: all other names in a file that are loaded into it}, unless that is this "
     "prefix put before or taken away; layers, what stands before a layer's number in a file that is loaded, but for "
-    "this prefix; layer_ties, modules inside numbered layers that the same flag ties, with # for each number; decides, "
-    "levels of the config whose flag rules (the root where not given), of several one that says true is enough; always "
-    "or never, tied or not whatever the flag says; joined, the rest of tied is tied whatever the flag says; head, "
-    "{tensor of the layers between body and head: its other names in files}; only_if, {tensor: [key of the config, "
-    "value]} that the class has with this value alone; wide, {head: its width in hidden widths}; parts, {level of the "
-    "config: [module, auto class]} where the model_type of the level chooses the class: lm, with a head, or body. "
-    "auto, of a family: its classes as such parts. no_boundary: why tiewise.install refuses the class, which then has "
-    "no factored tables. counts_from_pad: the positions of tokens start after the id of padding. bodies: classes "
-    "without a head whose names end in LMModel. without_table: classes without a token table in families that have "
-    "one. secondary: classes that are not the main class of their family."
+    "this prefix; layer_ties, modules inside numbered layers that the same flag ties, with # for each number; decides,"
+    " levels of the config whose flag rules (the root where not given), of several one that says true is enough; "
+    "always or never, tied or not whatever the flag says; joined, the rest of tied is tied whatever the flag says; "
+    "head, {tensor of the layers between body and head: its other names in files}; only_if, {tensor: [key of the "
+    "config, value]} that the class has with this value alone, a key of a nested level with dots; instead, {key of the"
+    " config: [value, {inputs, tied}]} of a class that has other input tables with this value; wide, {head: its width "
+    "in hidden widths}; parts, {level of the config: [module, auto class]} where the model_type of the level chooses "
+    "the class: lm, with a head, or body. auto, of a family: its classes as such parts. no_boundary: why "
+    "tiewise.install refuses the class, which then has no factored tables. counts_from_pad: the positions of tokens "
+    "start after the id of padding. bodies: classes without a head whose names end in LMModel. without_table: classes "
+    "without a token table in families that have one. secondary: classes that are not the main class of their family."
 )
 
 
@@ -274,7 +276,8 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     if not inputs and output is None:  # several codebooks, each with a table and a head
         return None
     entry: dict[str, Any] = {"inputs": inputs, "output": output}
-    entry["tied"] = {k: v for k, v in keys.items() if not in_layer(k) and not is_foreign(k)}
+    entry["tied"] = _ties_at_ends(model)
+    entry["instead"] = _instead(model_class, config, inputs)
     entry["layer_ties"] = _layer_ties(model_class, config)
     entry["bias"] = _biases(model, output, keys)
     entry["positions"] = _positions(modules, inputs)
@@ -671,20 +674,56 @@ def _tensor(model: Any, name: str) -> Any:
 def _switches(model_class: Any, config: Any, tensors: list[str]) -> dict[str, list[Any]]:
     """Return {tensor: [key, value]}: the boolean of the config that a tensor needs.
 
-    With any other value of the key, the class lacks the tensor.
+    With any other value of the key, the class lacks the tensor. The key of a nested level has dots.
     """
     needed = {}
-    record = json.loads(json.dumps(config.to_dict(), default=str))
-    switches = [(key, value) for key, value in record.items() if isinstance(value, bool) and key != FLAG]
-    for key, value in switches if tensors else ():
-        other = copy.deepcopy(record)
-        other[key] = not value
-        try:
-            names = set(_build(model_class, model_class.config_class.from_dict(other)).state_dict())
-        except Exception:
-            continue
+    for key, value, model in _with_each_switch(model_class, config) if tensors else ():
+        names = set(model.state_dict())
         needed |= {tensor: [key, value] for tensor in tensors if tensor not in names}
     return needed
+
+
+def _instead(model_class: Any, config: Any, inputs: list[str]) -> dict[str, list[Any]]:
+    """Return {key: [value, {inputs, tied}]} of the booleans that give the class other input tables."""
+    others = {}
+    for key, value, model in _with_each_switch(model_class, config):
+        names = _inputs(model, dict(model.named_modules(remove_duplicate=False)))
+        if names != inputs:
+            others[key] = [not value, {"inputs": names, "tied": _ties_at_ends(model)}]
+    return others
+
+
+def _ties_at_ends(model: Any) -> dict[str, str]:
+    """Return {target: source} of the ties outside layers and parts of other modalities."""
+    return {k: v for k, v in allowed_keys(model).items() if not in_layer(k) and not is_foreign(k)}
+
+
+def _with_each_switch(model_class: Any, config: Any) -> Iterator[tuple[str, bool, Any]]:
+    """Yield each boolean of the config, its value, and the model that has the other value.
+
+    Booleans that the class refuses to change are left out, and so is the flag.
+    """
+    record = json.loads(json.dumps(config.to_dict(), default=str))
+    for path, value in _switch_paths(record):
+        other = copy.deepcopy(record)
+        level = other
+        for key in path[:-1]:
+            level = level[key]
+        level[path[-1]] = not value
+        try:
+            model = _build(model_class, model_class.config_class.from_dict(other))
+        except Exception:
+            continue
+        yield ".".join(path), value, model
+
+
+def _switch_paths(record: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield the path and the value of each boolean of a config and its nested levels, without the flag."""
+    for key, value in record.items():
+        if isinstance(value, bool) and key != FLAG:
+            yield (key,), value
+        elif isinstance(value, dict):
+            yield from (((key, *path), each) for path, each in _switch_paths(value))
 
 
 def _before(renaming: WeightRenaming, name: str) -> set[str]:

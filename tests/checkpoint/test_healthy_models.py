@@ -17,6 +17,7 @@ from tiny_checkpoints import D, V, llama_config, table, write_checkpoint
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.built_class_child import built_in_class
 from tiewise.checkpoint.claims import FLAG, class_ends
+from tiewise.checkpoint.family_record import family_data
 from tiewise.checkpoint.loader_columns import ERROR
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -254,3 +255,90 @@ def test_check_reports_nothing_about_sampled_models():
     assert len(checked) >= 20
     assert {outcome.name: outcome.errors for outcome in checked if outcome.errors} == {}
     assert [outcome.name for outcome in checked if outcome.loader.endswith("(wrong)")] == []
+
+
+MARIAN = {"vocab_size": 99, "decoder_vocab_size": 77, "share_encoder_decoder_embeddings": False, "d_model": 32}
+MARIAN |= {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("layers", "attention_heads", "ffn_dim")}
+MARIAN |= {"max_position_embeddings": 32, "pad_token_id": 1, "eos_token_id": 0, "decoder_start_token_id": 1}
+MARIAN |= {"bos_token_id": 0, "forced_eos_token_id": 0}
+
+
+def save_marian(folder, tied):
+    """Save a MarianMTModel with a vocabulary of its encoder and another of its decoder."""
+    tr.MarianMTModel(tr.MarianConfig(**MARIAN, tie_word_embeddings=tied)).save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def save_modernvbert(folder, has_bias):
+    """Save a ModernVBertForMaskedLM whose text config decides about the head's bias."""
+    record = healthy_models.small_config(tr.ModernVBertForMaskedLM).to_dict()
+    record["text_config"]["decoder_bias"] = has_bias
+    tr.ModernVBertForMaskedLM(tr.ModernVBertConfig.from_dict(record)).save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def load_problems(model_class, folder):
+    """Return the keys that `from_pretrained` finds missing or of another shape."""
+    _, info = model_class.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+    return {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+
+
+def rules_of(folder, builds):
+    """Return the rules of the errors that `check` reports, with or without the installed class."""
+    with asking_in_this_process():
+        return {finding.rule for finding in check(folder, build=builds).at_least("error")}
+
+
+@pytest.mark.parametrize("builds", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_marian_with_two_vocabularies_is_healthy_and_its_faults_are_found(tmp_path, tied, builds):
+    tensors = save_marian(tmp_path, tied)
+    assert tensors["final_logits_bias"].shape == (1, 77)
+    assert load_problems(tr.MarianMTModel, tmp_path) == set()
+    assert rules_of(tmp_path, builds) == set()
+    wide = {**tensors, "final_logits_bias": torch.zeros(1, 99)}
+    save_file(wide, tmp_path / "model.safetensors", {"format": "pt"})
+    assert load_problems(tr.MarianMTModel, tmp_path) == {"final_logits_bias"}
+    assert "B035" in rules_of(tmp_path, builds)
+    del tensors["model.encoder.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert load_problems(tr.MarianMTModel, tmp_path) == {"model.encoder.embed_tokens.weight"}
+    assert rules_of(tmp_path, builds)
+
+
+@pytest.mark.parametrize("builds", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_bias_of_modernvbert_is_expected_if_its_text_config_says_so(tmp_path, has_bias, builds):
+    tensors = save_modernvbert(tmp_path, has_bias)
+    assert ("lm_head.bias" in tensors) is has_bias
+    assert load_problems(tr.ModernVBertForMaskedLM, tmp_path) == set()
+    assert rules_of(tmp_path, builds) == set()
+    tensors.pop("lm_head.bias", None)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert load_problems(tr.ModernVBertForMaskedLM, tmp_path) == ({"lm_head.bias"} if has_bias else set())
+    assert ("B035" in rules_of(tmp_path, builds)) is has_bias
+
+
+def switches_at_ends():
+    """Return (class, key of its config, value) of every switch by which a class lacks an end or has another one."""
+    cases = set()
+    for record in family_data()["families"].values():
+        for name, entry in record.get("classes", {}).items():
+            cases |= {(name, key, not value) for key, value in entry.get("only_if", {}).values()}
+            cases |= {(name, key, value) for key, (value, _) in entry.get("instead", {}).items()}
+    return sorted(cases)
+
+
+@pytest.mark.parametrize("builds", [True, False])
+@pytest.mark.parametrize(("name", "key", "value"), switches_at_ends())
+def test_check_reports_no_error_about_a_class_with_another_switch(tmp_path, name, key, value, builds):
+    model_class = getattr(tr, name)
+    record = json.loads(json.dumps(healthy_models.small_config(model_class).to_dict(), default=str))
+    *path, last = key.split(".")
+    level = record
+    for part in path:
+        level = level[part]
+    level[last] = value
+    model_class(model_class.config_class.from_dict(record)).save_pretrained(tmp_path)
+    assert load_problems(model_class, tmp_path) == set()
+    assert rules_of(tmp_path, builds) == set()

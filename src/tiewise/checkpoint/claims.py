@@ -160,6 +160,7 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
     """Return a composite's ends with the part classes that a config chooses. None if one is unknown."""
     if ends is None:
         return None
+    ends = ends.chosen_by(config)
     if not ends.parts:
         return ends
     levels, defaults = dict(model_levels(config)), family(family_type(config)).ends.levels

@@ -145,12 +145,23 @@ class ClassFacts(FolderFacts):
             bias = self.class_ends.loaded_as(name)
             if bias is None:
                 continue
-            shape: tuple[int, ...] = (rows,)
-            if bias == _LOGITS_BIAS:
-                shape = (1, rows)
+            shape = self._needed_shape(bias, tensor.shape, rows)
             if tensor.shape != shape:
                 misfits[name] = shape
         return misfits
+
+    def _needed_shape(self, bias: str, stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """Return the shape of a head's bias in the class, which has this many rows.
+
+        If the class was asked, its answer counts: the stored shape if it loads the bias, else the one that it needs.
+        """
+        load = self.class_load
+        if isinstance(load, ClassLoad):
+            needed = {mismatch.name: mismatch.needed for mismatch in load.mismatched}
+            return needed.get(bias, stored)
+        if bias == _LOGITS_BIAS:
+            return (1, rows)
+        return (rows,)
 
     @property
     def _class_rows(self) -> int | None:
@@ -245,9 +256,19 @@ class ClassFacts(FolderFacts):
         available = {*self._loaded_or_tied(ends), _LOGITS_BIAS}
         missing = []
         for name in (*tables, *ends.biases, *ends.head):
-            if name not in available and ends.has(name, self.config):
+            if name not in available and self._has_unfilled(name):
                 missing.append(name)
         return tuple(missing)
+
+    def _has_unfilled(self, name: str) -> bool:
+        """Return whether the class has a tensor with this config.
+
+        If the class was asked, it must also have reported that no stored tensor fills it.
+        """
+        load = self.class_load
+        if isinstance(load, ClassLoad):
+            return name in (*load.missing, *load.missing_buffers)
+        return self.class_ends.has(name, self.config)
 
     def _loaded_or_tied(self, ends: ClassEnds) -> set[str]:
         """Return the tensors that are loaded, or tied to a loaded tensor in either direction."""

@@ -57,6 +57,8 @@ class ClassEnds:
     head: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # {tensor: (key of the config, value)}: the class has the tensor only with this value
     only_if: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    # {key of the config: (value, fields)}: with this value the class has other input tables, and other values of fields
+    instead: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     wide: Mapping[str, int] = field(default_factory=dict)  # {head: its width / hidden width}, if not 1
     # {level of the config: (module, "lm" or "body")} of parts whose class follows the level's `model_type`
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -150,6 +152,14 @@ class ClassEnds:
         if name.endswith(".weight"):  # the data lists such names without this ending
             spellings |= {f"{other}.weight": end for other, end in spellings.items() if end.endswith(".weight")}
         return spellings.get(name, spellings.get(name.removeprefix(f"{self.prefix}.")))
+
+    def chosen_by(self, config: Mapping[str, Any]) -> ClassEnds:
+        """Return the ends of the class with this config, which may choose other input tables."""
+        ends = self
+        for key, (value, fields) in self.instead.items():
+            if config.get(key) is value:
+                ends = replace(ends, **_as_fields(fields))
+        return ends
 
     def has(self, tensor: str, config: Mapping[str, Any]) -> bool:
         """Return whether the class has a tensor with this config."""
@@ -363,5 +373,10 @@ def mlx_data() -> dict[str, Any]:
 
 def ends_from(entry: Mapping[str, Any]) -> ClassEnds:
     """Return an entry of the architecture data as `ClassEnds`."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    fields = _as_fields(entry)
     return ClassEnds(biases=fields.pop("bias", ()), **fields)
+
+
+def _as_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with tuples instead of lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
