@@ -178,3 +178,12 @@ def test_plan_refuses_cross_attention_that_the_class_refuses(name, changes, prob
         build(model_class, changed)
     with pytest.raises(PlanError, match=problem):
         read(changed)
+
+
+@pytest.mark.parametrize(("tied", "is_counted"), [(True, True), (False, False)])
+def test_plan_of_a_saved_decoder_marks_a_head_with_other_rows_than_its_table(tied, is_counted):
+    model_class, record = build_small("MarianForCausalLM")
+    parameters, saved = build(model_class, {**record, "decoder_vocab_size": 77, "tie_word_embeddings": tied})
+    architecture = read(saved)
+    assert (architecture.not_counted == ()) is is_counted
+    assert (architecture.total == parameters) is is_counted

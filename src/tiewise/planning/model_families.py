@@ -705,7 +705,14 @@ def _marian(config: Config) -> Architecture:
     vocab = config.size("vocab_size")
     ends = replace(architecture.ends, vocab=config.size("decoder_vocab_size", vocab))
     if is_alone:
-        return replace(architecture, ends=ends)
+        return replace(architecture, ends=ends, not_counted=_untied_rows(ends, vocab))
     other = lookup(vocab, architecture.width)
     note = "The encoder has a separate table, counted as other."
     return replace(architecture, ends=ends, around={"other": other}, notes=(note,))
+
+
+def _untied_rows(ends: TokenTables, rows: int) -> tuple[str, ...]:
+    """Return an untied head with other rows than its table, which is not counted."""
+    if ends.tied or not ends.head or ends.vocab == rows:
+        return ()
+    return (f"a head with {rows:,} rows (vocab_size)",)
