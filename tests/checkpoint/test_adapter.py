@@ -13,6 +13,7 @@ from tiewise.checkpoint.adapter_settings import lora_config
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.rewrite import slim, untie
 from tiewise.core.errors import CheckpointError
 
 R = 2
@@ -271,13 +272,10 @@ def test_b062_accepts_new_heads_and_warns_for_unknown_classes(tmp_path):
     assert [one.severity for one in findings(path, base, ["B062"])] == ["warning"]
 
 
+ONE_ROW = "changes 1 of 24 rows, and stores all of them (768 bytes instead of 32 bytes)"
 COPIED = [
-    (
-        {f"{E}.weight": with_rows(3)},
-        {},
-        ["changes 1 of 24 rows, and stores all of them (768 bytes instead of 32 bytes)"],
-    ),
-    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["changes 1 of", "changes 2 of"]),
+    ({f"{E}.weight": with_rows(3)}, {"tied": False}, [ONE_ROW]),
+    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3)}, {}, [ONE_ROW, "changes 1 of"]),
     (low_rank_on_table() | {f"{E}.base_layer.weight": table()}, {}, ["changes 0 of"]),
     ({f"{E}.weight": table(seed=8)}, {}, []),
     ({f"{E}.weight": table(V + 1)}, {}, []),
@@ -294,6 +292,32 @@ def test_b063_counts_copied_rows_that_differ_from_base(tmp_path, tensors, base, 
     for one, words in zip(found, said, strict=True):
         assert words in one.evidence
         assert one.repair == f"tiewise adapter slim {path} --base {base} --to {path}-fixed"
+    if found:
+        slim(path, tmp_path / "slim", base=base)
+
+
+COPIED_FOR_ONE_END = [
+    ({f"{E}.weight": with_rows(3)}, ["changes 1 of"]),
+    ({f"{H}.weight": with_rows(3)}, ["changes 1 of"]),
+    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, ["changes 1 of", "changes 2 of"]),
+    ({f"{E}.weight": table(), f"{H}.weight": with_rows(4)}, ["changes 0 of", "changes 1 of"]),
+]
+
+
+@pytest.mark.parametrize(("tensors", "said"), COPIED_FOR_ONE_END)
+def test_b063_unties_base_before_slim_if_adapter_treats_its_ends_differently(tmp_path, tensors, said):
+    path, base = adapter(tmp_path / "a", tensors), llama(tmp_path / "base")
+    found = findings(path, base, ["B063"])
+    assert len(found) == len(said)
+    untied, fixed = f"{base}-fixed", f"{path}-fixed"
+    for one, words in zip(found, said, strict=True):
+        assert words in one.evidence
+        slim_command = f"tiewise adapter slim {path} --base {untied} --to {fixed}"
+        assert one.repair == f"tiewise untie {base} --to {untied} && {slim_command}"
+    with pytest.raises(CheckpointError):
+        slim(path, fixed, base=base)
+    untie(base, untied)
+    slim(path, fixed, base=untied)
 
 
 DORA = {f"{H}.lora_magnitude_vector": np.ones(V, np.float32)}

@@ -23,7 +23,7 @@ from tiewise.checkpoint.peft_methods import COPY, LORA, TOKENS, UPDATE, Method, 
 from tiewise.checkpoint.stored import Stored, read_header_from
 from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import items_of
+from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.progress import progress_of
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -164,10 +164,14 @@ class AdapterFacts:
                     return EndUpdate(module, form)
         return None
 
-    def command(self, verb: str) -> str:
-        """Return the command line that applies a verb to the adapter and its base."""
-        base = "BASE"
-        if self.base is not None:
+    def command(self, verb: str, base: str = "BASE") -> str:
+        """Return the command line that applies a verb to the adapter and its base.
+
+        Args:
+            verb: command of tiewise.
+            base: another base than that of these facts, quoted for a shell.
+        """
+        if base == "BASE" and self.base is not None:
             base = shlex.quote(str(self.base.path))
         return f"tiewise {verb} {shlex.quote(str(self.path))} --base {base} --to {result_path(self.path)}"
 
@@ -179,6 +183,21 @@ class AdapterFacts:
         if self.base.roles.output is None or self.base.claims.tied is False:
             return self.base.claims.tied
         return self.base.tables_are_tied
+
+    @property
+    def difference_of_ends(self) -> str | None:
+        """Return how an adapter acts differently on the ends of a tied base, or None.
+
+        Trained rows of a tied base act at both ends, so they cannot replace the copies of such an adapter.
+        """
+        if not self.tied:
+            return None
+        ends = [end for end in (self.input, self.output) if end is not None]
+        if len(ends) == 2 and not self.copies_are_equal:
+            return "what it does to the two ends differs, and the base has one table for both"
+        if len(ends) == 1 and not self.ensures_tying:
+            return f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
+        return None
 
     @cached_property
     def copies_are_equal(self) -> bool | None:

@@ -196,10 +196,10 @@ def rates_at_the_edge(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for chosen in (record for record in records if record["chosen"]):
         rate = chosen["learning_rate"]
         tried = [record["learning_rate"] for record in records if record["arm"] == chosen["arm"]]
-        for edge, which in ((min(tried), "smallest"), (max(tried), "largest")):
-            if rate == edge:
-                fix = f"--set learning_rate={rate:.4g} tries others"
-                yield f"tune {chosen['arm']}: the best learning rate {rate:.4g} is the {which} of the trials; {fix}"
+        which = {min(tried): "smallest", max(tried): "largest"}.get(rate)
+        if which is not None:
+            fix = f"--set learning_rate={rate:.4g} tries others"
+            yield f"tune {chosen['arm']}: the best learning rate {rate:.4g} is the {which} of the trials; {fix}"
 
 
 def trials_per_arm() -> int:

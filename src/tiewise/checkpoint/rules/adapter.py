@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tiewise.checkpoint.adapter import DELTA, MERGED_PARTS, PREFIX, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import Facts, result_path
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
 from tiewise.checkpoint.peft_methods import COPY, LORA, TOKENS, UNKNOWN, UPDATE, is_lora, reasons_against_merge
@@ -356,13 +356,17 @@ def adapter_copies(facts: AdapterFacts) -> Observations:
     """
     if facts.base is None:
         return
+    copies = []
     for update, table in _updated_tables(facts, facts.base):
         if update.copy is None:
             continue
         if is_lora(facts.config):
-            yield from _mostly_equal_copy(facts, update.copy, table)
+            copies.append(_Copy(update.copy, table, _changed_rows(update.copy, table)))
         elif update.form != COPY:
             yield from _repeated_table(update.copy, table)
+    commands = _commands_to_slim(facts, facts.base, any(copy.changed for copy in copies))
+    for copy in copies:
+        yield from _mostly_equal_copy(copy, commands)
 
 
 def _repeated_table(copy: Stored, table: Stored) -> Observations:
@@ -375,22 +379,37 @@ def _repeated_table(copy: Stored, table: Stored) -> Observations:
 
 def _changed_rows(copy: Stored, table: Stored) -> int:
     """Return the number of rows in which a copy differs; all if they are not comparable."""
-    are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
-    if copy.shape != table.shape or not are_plain:
+    if copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
         return copy.rows
     with progress_of("comparing the adapter's copy with the base", copy.nbytes):
         return len(changed_rows(copy, table))
 
 
-def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Observations:
+class _Copy(NamedTuple):
+    """Full copy of a table of the base in an adapter."""
+
+    stored: Stored
+    table: Stored
+    changed: int  # rows that differ
+
+
+def _mostly_equal_copy(copy: _Copy, commands: str) -> Observations:
     """Report a full copy of a table if it changes at most half of the rows."""
-    changed, rows = _changed_rows(copy, table), copy.rows
-    if rows and changed <= rows // 2:
-        where, row_bytes = short(copy.name), copy.nbytes // rows
-        problem = f"the adapter changes {changed:,} of {rows:,} rows, and stores all of them"
-        problem += f" ({format_bytes(copy.nbytes)} instead of {format_bytes(changed * row_bytes)})"
-        problem += f". {where} is a copy of {describe(table)}"
-        yield where, problem, facts.command("adapter slim")
+    rows = copy.stored.rows
+    if rows and copy.changed <= rows // 2:
+        where, row_bytes = short(copy.stored.name), copy.stored.nbytes // rows
+        problem = f"the adapter changes {copy.changed:,} of {rows:,} rows, and stores all of them"
+        problem += f" ({format_bytes(copy.stored.nbytes)} instead of {format_bytes(copy.changed * row_bytes)})"
+        problem += f". {where} is a copy of {describe(copy.table)}"
+        yield where, problem, commands
+
+
+def _commands_to_slim(facts: AdapterFacts, base: Facts, has_changed_rows: bool) -> str:
+    """Return the commands after which only changed rows are stored."""
+    if facts.difference_of_ends is None or not has_changed_rows:
+        return facts.command("adapter slim")
+    slim_for_untied = facts.command("adapter slim", base=result_path(base.path))
+    return f"{base.command('untie')} && {slim_for_untied}"
 
 
 # parts of a module at which llama.cpp's converter stops

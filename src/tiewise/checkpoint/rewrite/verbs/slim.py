@@ -259,25 +259,10 @@ def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacl
     if adapter.tied is None:
         remedy = f"run tiewise check {model.path}"
         return Obstacle("it is unknown if the base is tied", remedy)
-    if adapter.tied:
-        difference = _difference_of_ends(adapter)
-        if difference is not None:
-            return Obstacle(difference, f"{model.command('untie')}, and slim for that")
+    if adapter.difference_of_ends is not None:
+        return Obstacle(adapter.difference_of_ends, f"{model.command('untie')}, and slim for that")
     if model.roles.biases and _acts_on_head(adapter, modules):
         return Obstacle("the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy")
-    return None
-
-
-def _difference_of_ends(adapter: AdapterFacts) -> str | None:
-    """Return how an adapter of a tied base acts differently on the two ends.
-
-    Return None if it acts alike on both.
-    """
-    ends = [end for end in (adapter.input, adapter.output) if end is not None]
-    if len(ends) == 2 and not adapter.copies_are_equal:
-        return "what it does to the two ends differs, and the base has one table for both"
-    if len(ends) == 1 and not adapter.ensures_tying:
-        return f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
     return None
 
 
