@@ -53,10 +53,10 @@ from tiewise.training.folder import (
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, step_in_words
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Elapsed, Show, settle_count, steps_within
+from tiewise.training.short_trials import Elapsed, settle_count, steps_within
 from tiewise.training.trackers import require_trackers
 from tiewise.training.trainer import Job
-from tiewise.training.tuning import rates_at_the_edge, trials_per_arm, tune, tuned_before
+from tiewise.training.tuning import Show, rates_at_the_edge, trials_per_arm, tune, tuned_before
 from tiewise.training.workers import Workers
 
 BIGRAMS = 7  # of two tokens each, as many as the labels of a heat map have room for

@@ -45,7 +45,7 @@ from tiewise.core.measurement import percent
 from tiewise.training.folder import remove
 from tiewise.training.run import kind_of, train
 from tiewise.training.trainer import Job
-from tiewise.training.tuning import make_trial, trials_per_arm
+from tiewise.training.tuning import Show, make_trial, trials_per_arm
 from tiewise.training.workers import AUTO, Workers
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ _CONTEXT = 1 << 30  # bytes of a GPU that a process needs before its first tenso
 _MEMORY = Path("/sys/fs/cgroup")  # folder with the memory limit of a container
 
 Elapsed = Callable[[], float]  # seconds since the command began
-Show = Callable[[Job, str, float, float], None]  # called with a run, its text, its steps so far and its total steps
 
 
 def timed_trial(job: Job, steps: int) -> Job:

@@ -16,11 +16,11 @@ favour larger rates, which learn fast and end worse. `run.yaml` has the given ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tiewise.core import ranks
 from tiewise.core.errors import RunError
@@ -29,14 +29,13 @@ from tiewise.training.run import Outcome, train
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
-if TYPE_CHECKING:
-    from tiewise.training.short_trials import Show
-
 FIRST_FACTORS = (0.25, 1.0, 4.0)  # of the given rate
 THEN_FACTORS = (0.5, 2.0)  # of the best first rate of an arm
 TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
 SEED = 0  # seed of trials; compared runs have seeds from 1
 TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on, at most
+
+Show = Callable[[Job, str, float, float], None]  # called with a run, its text, its steps so far and its total steps
 
 
 class EndedCallback(Protocol):
