@@ -19,7 +19,7 @@ from tiewise.checkpoint.facts import Facts, result_path
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.file_sources import HubSource
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, recording_faults
-from tiewise.checkpoint.peft_methods import COPY, LORA, TOKENS, UPDATE, Method, method_of
+from tiewise.checkpoint.peft_methods import COPY, LORA, TOKENS, UPDATE, PeftMethod, method_of
 from tiewise.checkpoint.stored import Stored, read_header_from
 from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
@@ -83,7 +83,7 @@ class AdapterFacts:
         return self.config.get("ensure_weight_tying") is True
 
     @cached_property
-    def method(self) -> Method:
+    def method(self) -> PeftMethod:
         """Return the method of PEFT that made the adapter."""
         return method_of(self.config)
 
@@ -234,7 +234,7 @@ def _module_and_part(name: str, prefix: str) -> tuple[str, str]:
     return module, part
 
 
-def _stored_update(module: str, parts: Mapping[str, Stored], method: Method) -> EndUpdate | None:
+def _stored_update(module: str, parts: Mapping[str, Stored], method: PeftMethod) -> EndUpdate | None:
     """Return the update of a module by its stored parts; None if its weight is unchanged."""
     matrices = {part: tensor for part, tensor in parts.items() if len(tensor.shape) == 2}
     copy, below = matrices.get("weight", matrices.get(TRAINED_COPY)), matrices.get(f"{BASE}weight")

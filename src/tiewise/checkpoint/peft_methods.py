@@ -20,7 +20,7 @@ UNSUPPORTED_SETTINGS = (
 NEUTRAL_INITS = ("True", "False", "None", "gaussian", "eva", "orthogonal")
 
 
-class Method(NamedTuple):
+class PeftMethod(NamedTuple):
     """One `peft_type`."""
 
     prefix: str  # start of the part names that it stores for a module; empty: it stores shared tensors only
@@ -30,57 +30,57 @@ class Method(NamedTuple):
     shares: bool = True  # tensors outside the model's modules are shared: prompts, projections and vector banks
 
 
-UNKNOWN = Method("", merges=False, shares=False)
+UNKNOWN = PeftMethod("", merges=False, shares=False)
 METHODS = {
-    "LORA": Method("lora_", LORA, shares=False),
-    "ADALORA": Method("lora_", LORA),
-    "ADAMSS": Method("adamss_"),
-    "ADAPTION_PROMPT": Method("adaption_", merges=False, on_blocks=True),
-    "BEFT": Method("beft_", merges=False),  # a bias
-    "BOFT": Method("boft_"),
-    "C3A": Method("c3a_"),
-    "CARTRIDGE": Method("", merges=False),
-    "CPT": Method("", merges=False),
-    "DEFT": Method("deft_"),
-    "DELORA": Method("delora_"),
-    "FOURIERFT": Method("fourierft_"),
-    "FROD": Method("frod_"),
-    "GLORA": Method("glora_"),
-    "GRALORA": Method("gralora_"),
-    "HIRA": Method("hira_"),
-    "HRA": Method("hra_"),
-    "IA3": Method("ia3_"),
-    "LILY": Method("lily_", merges=False),
-    "LN_TUNING": Method("ln_tuning_", COPY),
-    "LOHA": Method("hada_"),
-    "LOKR": Method("lokr_"),
-    "MISS": Method("miss_"),
-    "MULTITASK_PROMPT_TUNING": Method("", merges=False),
-    "OFT": Method("oft_"),
-    "OSF": Method("osf_"),
-    "PEANUT": Method("peanut_"),
-    "POLY": Method("poly_", merges=False),
-    "PREFIX_TUNING": Method("", merges=False),
-    "PROMPT_TUNING": Method("", merges=False),
-    "PSOFT": Method("psoft_"),
-    "PVERA": Method("pvera_"),
-    "P_TUNING": Method("", merges=False),
-    "RANDLORA": Method("randlora_"),
-    "ROAD": Method("road_"),
-    "SHADOW": Method("shadow_", merges=False, on_blocks=True),
-    "SHIRA": Method("shira_"),
-    "SUPERTUNING": Method("supertuning_"),
-    "TINYLORA": Method("tinylora_"),
-    "TRAINABLE_TOKENS": Method("trainable_tokens_", TOKENS),
-    "UNILORA": Method("unilora_"),
-    "VBLORA": Method("vblora_"),
-    "VERA": Method("vera_"),
-    "WAVEFT": Method("waveft_"),
-    "XLORA": Method("", merges=False),
+    "LORA": PeftMethod("lora_", LORA, shares=False),
+    "ADALORA": PeftMethod("lora_", LORA),
+    "ADAMSS": PeftMethod("adamss_"),
+    "ADAPTION_PROMPT": PeftMethod("adaption_", merges=False, on_blocks=True),
+    "BEFT": PeftMethod("beft_", merges=False),  # a bias
+    "BOFT": PeftMethod("boft_"),
+    "C3A": PeftMethod("c3a_"),
+    "CARTRIDGE": PeftMethod("", merges=False),
+    "CPT": PeftMethod("", merges=False),
+    "DEFT": PeftMethod("deft_"),
+    "DELORA": PeftMethod("delora_"),
+    "FOURIERFT": PeftMethod("fourierft_"),
+    "FROD": PeftMethod("frod_"),
+    "GLORA": PeftMethod("glora_"),
+    "GRALORA": PeftMethod("gralora_"),
+    "HIRA": PeftMethod("hira_"),
+    "HRA": PeftMethod("hra_"),
+    "IA3": PeftMethod("ia3_"),
+    "LILY": PeftMethod("lily_", merges=False),
+    "LN_TUNING": PeftMethod("ln_tuning_", COPY),
+    "LOHA": PeftMethod("hada_"),
+    "LOKR": PeftMethod("lokr_"),
+    "MISS": PeftMethod("miss_"),
+    "MULTITASK_PROMPT_TUNING": PeftMethod("", merges=False),
+    "OFT": PeftMethod("oft_"),
+    "OSF": PeftMethod("osf_"),
+    "PEANUT": PeftMethod("peanut_"),
+    "POLY": PeftMethod("poly_", merges=False),
+    "PREFIX_TUNING": PeftMethod("", merges=False),
+    "PROMPT_TUNING": PeftMethod("", merges=False),
+    "PSOFT": PeftMethod("psoft_"),
+    "PVERA": PeftMethod("pvera_"),
+    "P_TUNING": PeftMethod("", merges=False),
+    "RANDLORA": PeftMethod("randlora_"),
+    "ROAD": PeftMethod("road_"),
+    "SHADOW": PeftMethod("shadow_", merges=False, on_blocks=True),
+    "SHIRA": PeftMethod("shira_"),
+    "SUPERTUNING": PeftMethod("supertuning_"),
+    "TINYLORA": PeftMethod("tinylora_"),
+    "TRAINABLE_TOKENS": PeftMethod("trainable_tokens_", TOKENS),
+    "UNILORA": PeftMethod("unilora_"),
+    "VBLORA": PeftMethod("vblora_"),
+    "VERA": PeftMethod("vera_"),
+    "WAVEFT": PeftMethod("waveft_"),
+    "XLORA": PeftMethod("", merges=False),
 }
 
 
-def method_of(config: Mapping[str, Any]) -> Method:
+def method_of(config: Mapping[str, Any]) -> PeftMethod:
     """Return the method that an adapter's config names, else `UNKNOWN`."""
     method = METHODS.get(str(config.get("peft_type")), UNKNOWN)
     if config.get("alora_invocation_tokens"):  # PEFT does not merge these
