@@ -9,7 +9,7 @@ distribution, in nats, before any layer and after the first; and which table of 
 (`inspect --only which_end`, output less input, by CKA above chance). The claim predicts that α = 5 lowers both KLs and
 the resemblance to the output, and α = ¼ raises them. Holm's correction covers all losses and KLs; the resemblance has
 an interval of its own. Forty runs and their lenses take about an hour and a half of one core; a second call continues.
-It is not run yet. The table is printed and written to `benchmarks/results/early_alpha.csv`.
+The table is printed and written to `benchmarks/results/early_alpha.csv`.
 """
 
 from __future__ import annotations

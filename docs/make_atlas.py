@@ -249,6 +249,22 @@ def contrasts(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def early_alpha(rows: Sequence[Row]) -> str:
+    """Return the table of α ≠ 1 in a part of training, in Markdown; a row of Holm's family has a p."""
+    lines = [["α in", "arm", "outcome", "difference from tied, or value", "95 % interval", "p, Holm"]]
+    lines.append(["---", "---", "---", "---:", "---:", "---:"])
+    for row in rows:
+        part = {"alpha-in-first-fifth": "first fifth", "alpha-throughout": "all steps"}[row["cell"]]
+        value, low, high = (float(row[name]) for name in ("value", "low", "high"))
+        number = signed(value)
+        if row["p_holm"] and float(row["p_holm"]) < 0.05:
+            number = f"**{number}**"
+        metric = row["metric"].replace("heldout_nll", "held-out loss")
+        p = f"{float(row['p_holm']):.2g}" if row["p_holm"] else ""
+        lines.append([part, row["arm"], metric, number, f"[{signed(low)}, {signed(high)}]", p])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def last_point(curve: Sequence[Row]) -> Row:
     """Return the point of the last step."""
     return max(curve, key=lambda point: int(point["step"]))
@@ -270,6 +286,7 @@ RESULT_TABLES = {
     "free_rows_less_untied": contrasts,
     "untie_late_less_untied": contrasts,
     "value_embeddings": contrasts,
+    "early_alpha": early_alpha,
 }
 
 # figures
