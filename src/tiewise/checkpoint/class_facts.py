@@ -115,22 +115,22 @@ class ClassFacts(FolderFacts):
     def names_at_the_ends(self) -> frozenset[str]:
         """Return the class's tensors at the two ends: tables, biases, and layers between body and head."""
         ends = self.class_ends
-        tables = [f"{module}.weight" for module in ends.modules]
-        return frozenset((*tables, *ends.biases, *ends.head)) - self.unread_tables
+        head = [f"{module}.weight" for module in ends.modules[len(ends.inputs) :]]
+        return frozenset((*self.read_tables, *head, *ends.biases, *ends.head))
 
     @cached_property
-    def unread_tables(self) -> frozenset[str]:
-        """Return the class's input tables that it has but does not read with this config.
+    def read_tables(self) -> tuple[str, ...]:
+        """Return the class's input tables that it reads with this config.
 
         An untied MarianMTModel, for example, has `model.shared` and reads the tables of its encoder and its decoder.
-        Empty if the class was not asked, or names no table.
+        All of them if the class was not asked, or names no table.
         """
+        tables = tuple(f"{module}.weight" for module in self.class_ends.inputs)
         load = self.class_load
         if isinstance(load, NotBuilt) or not load.tables:
-            return frozenset()
+            return tables
         read = {load.tied_to(name) for name in load.tables}
-        tables = [f"{module}.weight" for module in self.class_ends.inputs]
-        return frozenset(name for name in tables if load.tied_to(name) not in read)
+        return tuple(name for name in tables if load.tied_to(name) in read)
 
     @cached_property
     def misfits(self) -> dict[str, tuple[int, ...]]:
@@ -304,8 +304,7 @@ class ClassFacts(FolderFacts):
         """Return the input tables in `missing`, if another input table is stored."""
         if self.roles.loaded_input is None or self.unloaded_input_tables:
             return []
-        tables = {f"{module}.weight" for module in self.class_ends.inputs}
-        return self._missing_among(tables - self.unread_tables)
+        return self._missing_among(self.read_tables)
 
     @property
     def missing_biases(self) -> list[str]:

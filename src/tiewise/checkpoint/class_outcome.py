@@ -81,10 +81,8 @@ class ClassOutcome:
         """Return an outcome if a tensor of the two ends is newly initialised."""
         ends, missing = self.facts.class_ends, set(self.load.missing)
         head = () if ends.output is None else (f"{ends.output}.weight",)
-        tables = [f"{module}.weight" for module in ends.inputs]
-        tables = [name for name in tables if name not in self.facts.unread_tables]
         for word, tensors, sentence in (
-            (RANDOM_TABLE, tables, "{} is not stored, and nothing ties it: it is drawn at random."),
+            (RANDOM_TABLE, self.facts.read_tables, "{} is not stored, and nothing ties it: it is drawn at random."),
             (RANDOM_HEAD, head, "{} is not stored, and nothing ties it: the head is drawn at random."),
             (RANDOM_HEAD, ends.head, self._sentence_on_head_layers),
             (NEW_BIAS, ends.biases, "The head's bias starts anew: {} is not stored."),

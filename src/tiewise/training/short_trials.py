@@ -45,13 +45,12 @@ from tiewise.core.measurement import percent
 from tiewise.training.folder import remove
 from tiewise.training.run import kind_of, train
 from tiewise.training.trainer import Job
-from tiewise.training.tuning import Show, make_trial, trials_per_arm
+from tiewise.training.tuning import SEED, Show, make_trial, trials_per_arm
 from tiewise.training.workers import AUTO, Workers
 
 if TYPE_CHECKING:
     from tiewise.boundary.installation import Installed
 
-SEED = 0  # seed of trials; compared runs have seeds from 1
 CALIBRATION_STEPS = (8, 60)  # fewest and most steps of a timed trial
 CALIBRATION_SHARE = 0.02  # share of the minutes for the steps of all timed trials
 LEAST_STEPS = 20  # fewest steps of a run, one per point of its curve

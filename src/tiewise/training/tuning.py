@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple, Protocol
@@ -144,24 +145,19 @@ class TrialNotes:
 
 def _first_trials(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
     """Return the first trials of all arms."""
-    trials: dict[TrialKey, Job] = {}
-    for job in jobs:
-        trials |= _trials(job, out, [factor * job.settings.learning_rate for factor in FIRST_FACTORS])
-    return trials
+    return _trials(jobs, out, FIRST_FACTORS)
 
 
 def _then_trials(jobs: Iterable[Job], out: Path, best: Mapping[str, TrialKey]) -> dict[TrialKey, Job]:
     """Return the trials at both sides of the best first trial of each arm."""
-    trials: dict[TrialKey, Job] = {}
-    for job in jobs:
-        trials |= _trials(job, out, [factor * best[job.arm].learning_rate for factor in THEN_FACTORS])
-    return trials
+    return _trials([with_best_rate(job, best) for job in jobs], out, THEN_FACTORS)
 
 
-def _trials(job: Job, out: Path, rates: Iterable[float]) -> dict[TrialKey, Job]:
-    """Return the trials of an arm at these rates, each in a subfolder of the comparison."""
+def _trials(jobs: Iterable[Job], out: Path, factors: Iterable[float]) -> dict[TrialKey, Job]:
+    """Return the trials of all arms at multiples of their rates, each in a subfolder."""
     trials = {}
-    for rate in rates:
+    for job, factor in product(jobs, factors):
+        rate = factor * job.settings.learning_rate
         folder = out / "tuning" / folder_name(job.arm) / f"lr-{rate:.4g}"
         trials[TrialKey(job.arm, rate)] = with_rate(make_trial(job, folder), rate)
     return trials

@@ -406,7 +406,7 @@ def _mostly_equal_copy(copy: _Copy, commands: str) -> Observations:
 
 def _commands_to_slim(facts: AdapterFacts, base: Facts, has_changed_rows: bool) -> str:
     """Return the commands after which only changed rows are stored."""
-    if facts.difference_of_ends is None or not has_changed_rows:
+    if not has_changed_rows or facts.difference_of_ends is None:
         return facts.command("adapter slim")
     slim_for_untied = facts.command("adapter slim", base=result_path(base.path))
     return f"{base.command('untie')} && {slim_for_untied}"
