@@ -47,12 +47,13 @@ def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_s
 
     out = lines.begin(tiny_settings(seeds=2, steps=8, tune=True), tmp_path / "out")
     monkeypatch.setattr(compare, "tqdm", Recorded)
-    monkeypatch.setattr(tuning, "FIRST_FACTORS", (1.0,))
-    monkeypatch.setattr(tuning, "THEN_FACTORS", (2.0,))
+    monkeypatch.setattr(tuning, "FACTORS", (1.0, 2.0))
+    monkeypatch.setattr(tuning, "LEAST_FACTOR", 1.0)
+    monkeypatch.setattr(tuning, "MOST_FACTOR", 4.0)
     finish(out, compare.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
     finish(out, compare.Display(lines.append, bars=True))
-    whole = 2 * (2 + 2) * 8  # two trials and two seeds of each arm
+    whole = 2 * (3 + 2) * 8  # two trials, one beyond the largest rate, and two seeds of each arm
     assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
 
 

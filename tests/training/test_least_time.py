@@ -46,7 +46,7 @@ def test_machine_detects_possible_gpu_from_device_files(device, may_have, tmp_pa
 
 
 def test_least_time_constants_match_short_trials():
-    assert tuning.trials_per_arm() == least_time.TRIALS
+    assert tuning.least_trials_per_arm() == least_time.TRIALS
     assert tuning.TRIAL_TOKENS == least_time.TRIAL_TOKENS
     assert short_trials.LEAST_STEPS == least_time.LEAST_STEPS
 

@@ -21,9 +21,10 @@ def replace_train(monkeypatch, trains):
 
 @pytest.fixture
 def two_trials(monkeypatch):
-    """Use two trials for each arm instead of five."""
-    monkeypatch.setattr(tuning, "FIRST_FACTORS", (1.0,))
-    monkeypatch.setattr(tuning, "THEN_FACTORS", (4.0,))
+    """Use two trials for each arm instead of five or more."""
+    monkeypatch.setattr(tuning, "FACTORS", (1.0, 4.0))
+    monkeypatch.setattr(tuning, "LEAST_FACTOR", 1.0)
+    monkeypatch.setattr(tuning, "MOST_FACTOR", 4.0)
 
 
 def test_tuning_gives_every_arm_same_trials_and_selects_lowest_tune_loss(
@@ -85,8 +86,8 @@ def test_tuning_resumes_after_interruption(tiny_settings, tmp_path, lines, two_t
 
 
 def test_tuning_rejects_diverged_trial(tiny_settings, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(tuning, "FIRST_FACTORS", (1e33, 1.0))
-    monkeypatch.setattr(tuning, "THEN_FACTORS", ())
+    monkeypatch.setattr(tuning, "FACTORS", (1e33, 1.0))
+    monkeypatch.setattr(tuning, "LEAST_FACTOR", 1.0)
     out = lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "out")
     found = finish(out, lines.display)
     assert [(t["nll"] is None, t["chosen"]) for t in found.tuning] == [(False, True), (True, False)]
@@ -121,16 +122,44 @@ def losses_by_rate(optimum):
     return train_nothing
 
 
-def test_later_trials_surround_best_first_trial_of_each_arm(tiny_settings, tmp_path, job, monkeypatch):
-    """From 0.004 the first rates are 0.001, 0.004 and 0.016."""
-    settings = tiny_settings(learning_rate=0.004, tune=True)
-    jobs = [job(settings, tmp_path / arm, arm=arm) for arm in ("tied", "untied")]
-    monkeypatch.setattr(tuning, "train", losses_by_rate({"tied": 0.03, "untied": 0.0022}))
-    workers = SimpleNamespace(each=lambda work, trials, show, done: [done(one, tuning.train(one)) for one in trials])
-    chosen, records = tuning.tune(jobs, tmp_path, workers, None, lambda job, line="": None)
-    rates = {arm: [r["learning_rate"] for r in records if r["arm"] == arm] for arm in ("tied", "untied")}
-    assert rates == {"tied": [0.001, 0.004, 0.008, 0.016, 0.032], "untied": [0.001, 0.002, 0.004, 0.008, 0.016]}
-    assert [one.settings.learning_rate for one in chosen] == [0.032, 0.002]
-    (note,) = tuning.rates_at_the_edge(records)
-    assert note.startswith("tune tied: the best learning rate 0.032 is the largest of the trials")
-    assert [one.settings.learning_rate for one in tuning.tuned_before(jobs, tmp_path, "--element 1")] == [0.032, 0.002]
+@pytest.fixture
+def chosen_by(tiny_settings, tmp_path, job, monkeypatch):
+    """Return a function that tunes tied and untied with given optima; the given rate is 0.004."""
+
+    def chosen(optimum, may_add=True):
+        jobs = [job(tiny_settings(learning_rate=0.004, tune=True), tmp_path, arm=arm) for arm in optimum]
+        monkeypatch.setattr(tuning, "train", losses_by_rate(optimum))
+        workers = SimpleNamespace(each=lambda work, trials, show, done: [done(one, work(one)) for one in trials])
+        ended, added = [], []
+        bar = SimpleNamespace(show=None, ended=lambda job, line="": ended.append(job), add=added.extend)
+        tuned, records = tuning.tune(jobs, tmp_path, workers, bar, may_add=may_add)
+        assert len(ended) == len(records) == 5 * len(jobs) + len(added)
+        rates = [one.settings.learning_rate for one in tuned]
+        before = tuning.tuned_before(jobs, tmp_path, "--element 1", may_add=may_add)
+        assert [one.settings.learning_rate for one in before] == rates
+        return rates, records
+
+    return chosen
+
+
+def test_all_arms_get_rates_beyond_end_where_one_arm_is_best(chosen_by):
+    rates, records = chosen_by({"tied": 0.03, "untied": 0.0042})
+    tried = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064]
+    assert [(r["arm"], r["learning_rate"]) for r in records] == [(arm, r) for arm in ("tied", "untied") for r in tried]
+    assert rates == [0.032, 0.004]
+    assert list(tuning.rates_at_the_edge(records)) == []
+
+
+def test_rates_end_at_factor_of_32(chosen_by):
+    rates, records = chosen_by({"tied": 1.0, "untied": 1e-6})
+    assert rates == [0.128, 0.000125]
+    assert {r["learning_rate"] for r in records if r["arm"] == "tied"} == {0.004 * 2**k for k in range(-5, 6)}
+    notes = list(tuning.rates_at_the_edge(records))
+    assert notes[0].startswith("tune tied: the best learning rate 0.128 is the largest of the trials")
+    assert notes[1].startswith("tune untied: the best learning rate 0.000125 is the smallest of the trials")
+
+
+def test_no_rates_are_added_if_their_time_was_not_counted(chosen_by):
+    rates, records = chosen_by({"tied": 0.03}, may_add=False)
+    assert rates == [0.016]
+    assert len(records) == 5

@@ -56,7 +56,7 @@ from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Elapsed, settle_count, steps_within
 from tiewise.training.trackers import require_trackers
 from tiewise.training.trainer import Job
-from tiewise.training.tuning import Show, rates_at_the_edge, trials_per_arm, tune, tuned_before
+from tiewise.training.tuning import Show, least_trials_per_arm, rates_at_the_edge, tune, tuned_before
 from tiewise.training.workers import Workers
 
 BIGRAMS = 7  # of two tokens each, as many as the labels of a heat map have room for
@@ -154,6 +154,10 @@ class RunsBar:
         if line:
             self.say(line)
 
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Expect the steps of more runs."""
+        self.bar.total += sum(job.settings.steps for job in jobs)
+
     def _reach(self, in_this_process: bool) -> None:
         """Move the bar to the steps of all runs."""
         if self.bar.disable:
@@ -195,13 +199,16 @@ def start(
         checked = ranks.on_rank_zero(lambda: _prepare_stage(settings, stage, display))
         text = load_prepared(stage / DATA)
         products = ranks.on_rank_zero(lambda: products_for(checked, text.vocab))
-        if checked.minutes is not None:
+        minutes = checked.minutes
+        if minutes is not None:
             jobs = make_jobs(checked, text, stage, products)
             checked = _with_steps(checked, jobs, stage / SPEED, elapsed or since_start, workers or Workers(1), display)
 
         def write() -> None:
             """Write the environment and the settings."""
-            facts = {"command": command, "products": asdict(products)}
+            facts: dict[str, Any] = {"command": command, "products": asdict(products)}
+            if minutes is not None:
+                facts["minutes"] = minutes
             if checked.report_to:
                 facts["started"] = f"{datetime.now():%Y-%m-%dT%H-%M-%S}"
             write_json(stage / ENVIRONMENT, environment() | facts)
@@ -258,7 +265,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     trials: list[dict[str, Any]] = []
     with display.runs(len(jobs) * _steps_of_arm(settings)) as bar:
         if settings.tune:
-            jobs, trials = _tune(jobs, out, workers, bar)
+            jobs, trials = _tune(jobs, out, workers, bar, may_add="minutes" not in env)
         runs = all_runs(jobs, settings.seeds, names)
         outcomes = workers.each(train, runs, bar.show, partial(_say_result, bar))
     kind = kind_of(settings)
@@ -283,19 +290,21 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     return replace(comparison, folder=out)
 
 
-def _tune(jobs: list[Job], out: Path, workers: Workers, bar: RunsBar) -> tuple[list[Job], list[dict[str, Any]]]:
+def _tune(
+    jobs: list[Job], out: Path, workers: Workers, bar: RunsBar, may_add: bool
+) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return what `tune` returns, and report best rates at the edge of the trials."""
-    jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
+    jobs, trials = tune(jobs, out, workers, bar, may_add=may_add)
     for line in rates_at_the_edge(trials):
         bar.say(line)
     return jobs, trials
 
 
 def _steps_of_arm(settings: Settings) -> int:
-    """Return the total steps of an arm's runs and trials."""
+    """Return the total steps of an arm's runs and of its first trials."""
     runs = settings.seeds
     if settings.tune:
-        runs += trials_per_arm()
+        runs += least_trials_per_arm()
     return runs * settings.steps
 
 
@@ -392,7 +401,8 @@ def finish_element(out: Path, display: Display, number: int) -> SingleRun:
     settings, text = open_run(out, single=False)
     jobs = make_jobs(settings, text, out, products_of(out, display))
     if settings.tune:
-        jobs = tuned_before(jobs, out, f"--element {number}")
+        env = read_json(out / ENVIRONMENT) or {}
+        jobs = tuned_before(jobs, out, f"--element {number}", may_add="minutes" not in env)
     runs = all_runs(jobs, settings.seeds, choose_bigrams(text)[1])
     if not 1 <= number <= len(runs):
         raise RunError(f"--element {number}: {out} has {len(runs)} runs", f"choose 1 to {len(runs)}")

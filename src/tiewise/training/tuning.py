@@ -1,13 +1,10 @@
 """Trials that choose the learning rate of each arm before the first run (`--tune`).
 
 The learning rate changes a result more than tying does, and its best value differs between arms, so a comparison at
-one rate for all arms also compares that choice. Every arm gets five trials with a separate seed:
-
-    first        a quarter of the given rate, the rate, four times the rate
-    then         half and twice the best of these
-
-So rates from an eighth to eight times the given one are in reach. The lowest loss on the `tune` split, which is neither
-trained on nor reported, wins.
+one rate for all arms also compares that choice. Every arm gets the same trials, with a separate seed: a quarter, half,
+once, twice and four times the given rate. While the best rate of any arm is the smallest or the largest one, all arms
+get the next one, at most 32 times smaller or larger. The lowest loss on the `tune` split, which is neither trained on
+nor reported, wins. With `--minutes`, no rates are added, because their time was not counted.
 
 A trial is a whole run, and is measured at the step whose model a run keeps (`select`). Trials of fewer steps would
 favour larger rates, which learn fast and end worse. `run.yaml` has the given rate, `results.json` the chosen ones.
@@ -30,8 +27,8 @@ from tiewise.training.run import Outcome, train
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
-FIRST_FACTORS = (0.25, 1.0, 4.0)  # of the given rate
-THEN_FACTORS = (0.5, 2.0)  # of the best first rate of an arm
+FACTORS: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the given rate, in the first trials
+LEAST_FACTOR, MOST_FACTOR = 1 / 32, 32.0
 TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
 SEED = 0  # seed of trials; compared runs have seeds from 1
 TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on, at most
@@ -39,14 +36,17 @@ TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on,
 Show = Callable[[Job, str, float, float], None]  # called with a run, its text, its steps so far and its total steps
 
 
-class EndedCallback(Protocol):
-    """Function called when a run has ended, also one of an earlier process.
+class Progress(Protocol):
+    """Display of the progress of trials."""
 
-    `line` is the text that reports it.
-    """
+    def show(self, job: Job, text: str, done: float, total: float) -> None:
+        """Show the number of steps that a run has taken."""
 
-    def __call__(self, job: Job, line: str = "") -> None:
-        """Note that a run has ended."""
+    def ended(self, job: Job, line: str = "") -> None:
+        """Note that a run has ended, also one of an earlier process; `line` reports it."""
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Expect more runs than the first trials."""
 
 
 class TrialKey(NamedTuple):
@@ -57,41 +57,72 @@ class TrialKey(NamedTuple):
 
 
 def tune(
-    jobs: list[Job], out: Path, workers: Workers, show: Show, ended: EndedCallback
+    jobs: list[Job], out: Path, workers: Workers, progress: Progress, *, may_add: bool
 ) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return the jobs with the learning rates that the trials chose, and records of all trials.
 
-    Trials that `tuning.json` lists are not repeated. Records are ordered by arm and rate.
+    Trials that `tuning.json` lists are not repeated. `may_add` allows rates beyond the first ones. Records are ordered
+    by arm and rate.
     """
-    notes = TrialNotes(out / TUNING, ended)
-    first = _first_trials(jobs, out)
-    _finish(first, notes, workers, show)
-    then = _then_trials(jobs, out, notes.best_of_arms(first))
-    _finish(then, notes, workers, show)
-    best = notes.best_of_arms([*first, *then])
+    notes = TrialNotes(out / TUNING, progress.ended)
+    trials: dict[TrialKey, Job] = {}
+    for new_trials in _rounds(jobs, out, notes, may_add):
+        if trials:
+            progress.add(new_trials.values())
+        _finish(new_trials, notes, workers, progress.show)
+        trials |= new_trials
+    best = notes.best_of_arms(trials)
     records = []
     for job in jobs:
-        of_arm = [key for key in (*first, *then) if key.arm == job.arm]
+        of_arm = [key for key in trials if key.arm == job.arm]
         for key in sorted(of_arm, key=lambda key: key.learning_rate):
             records.append({**notes.records[key], "chosen": key == best[job.arm]})
     return [with_best_rate(job, best) for job in jobs], records
 
 
-def tuned_before(jobs: list[Job], out: Path, option: str) -> list[Job]:
+def tuned_before(jobs: list[Job], out: Path, option: str, *, may_add: bool) -> list[Job]:
     """Return the jobs with the learning rates that finished trials chose.
 
     Raises:
         RunError: a trial is missing; the message names the `option` that trains without it.
     """
     notes = TrialNotes(out / TUNING, lambda job, line="": None)
-    trials = _first_trials(jobs, out)
-    if notes.has_all(trials):
-        trials |= _then_trials(jobs, out, notes.best_of_arms(trials))
-    if not notes.has_all(trials):
-        problem = f"{option}: the tuning trials of {out} have not finished"
-        raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
+    trials: dict[TrialKey, Job] = {}
+    for new_trials in _rounds(jobs, out, notes, may_add):
+        if not notes.has_all(new_trials):
+            problem = f"{option}: the tuning trials of {out} have not finished"
+            raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
+        trials |= new_trials
     best = notes.best_of_arms(trials)
     return [with_best_rate(job, best) for job in jobs]
+
+
+def _rounds(jobs: list[Job], out: Path, notes: TrialNotes, may_add: bool) -> Iterator[dict[TrialKey, Job]]:
+    """Yield the first trials, then those beyond the ends if `may_add`.
+
+    An end is passed while an arm has its best rate there, so the notes need the losses of all earlier trials.
+    """
+    yield _trials(jobs, out, FACTORS)
+    tried = FACTORS
+    while may_add:
+        best = notes.best_of_arms(_trials(jobs, out, tried))
+        factors = _factors_beyond(tried, jobs, best)
+        if not factors:
+            return
+        yield _trials(jobs, out, factors)
+        tried += factors
+
+
+def _factors_beyond(tried: Iterable[float], jobs: list[Job], best: Mapping[str, TrialKey]) -> tuple[float, ...]:
+    """Return the next factor beyond each end where an arm has its best rate."""
+    best_factors = {best[job.arm].learning_rate / job.settings.learning_rate for job in jobs}
+    smallest, largest = min(tried), max(tried)
+    factors = []
+    if smallest in best_factors and smallest > LEAST_FACTOR:
+        factors.append(smallest / 2)
+    if largest in best_factors and largest < MOST_FACTOR:
+        factors.append(largest * 2)
+    return tuple(factors)
 
 
 def _finish(trials: Mapping[TrialKey, Job], notes: TrialNotes, workers: Workers, show: Show) -> None:
@@ -108,7 +139,7 @@ def _finish(trials: Mapping[TrialKey, Job], notes: TrialNotes, workers: Workers,
 class TrialNotes:
     """Losses of finished trials, stored in `tuning.json`."""
 
-    def __init__(self, path: Path, ended: EndedCallback) -> None:
+    def __init__(self, path: Path, ended: Callable[..., None]) -> None:
         """Read the file; `ended` is called for each trial that ends."""
         self.path, self.ended = path, ended
         records = ranks.on_rank_zero(lambda: read_json(path) or [])
@@ -141,16 +172,6 @@ class TrialNotes:
     def _loss(self, key: TrialKey) -> float:
         nll: float | None = self.records[key]["nll"]
         return math.inf if nll is None else nll
-
-
-def _first_trials(jobs: Iterable[Job], out: Path) -> dict[TrialKey, Job]:
-    """Return the first trials of all arms."""
-    return _trials(jobs, out, FIRST_FACTORS)
-
-
-def _then_trials(jobs: Iterable[Job], out: Path, best: Mapping[str, TrialKey]) -> dict[TrialKey, Job]:
-    """Return the trials at both sides of the best first trial of each arm."""
-    return _trials([with_best_rate(job, best) for job in jobs], out, THEN_FACTORS)
 
 
 def _trials(jobs: Iterable[Job], out: Path, factors: Iterable[float]) -> dict[TrialKey, Job]:
@@ -197,6 +218,6 @@ def rates_at_the_edge(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"tune {chosen['arm']}: the best learning rate {rate:.4g} is the {which} of the trials; {fix}"
 
 
-def trials_per_arm() -> int:
-    """Return the number of trials of each arm."""
-    return len(FIRST_FACTORS) + len(THEN_FACTORS)
+def least_trials_per_arm() -> int:
+    """Return the number of trials that each arm has at least."""
+    return len(FACTORS)
