@@ -302,6 +302,17 @@ def test_finding_suggests_match_parameters_only_after_matching_width(match, advi
 
 
 @pytest.mark.parametrize(
+    ("tune", "untied", "says"),
+    [(False, (5.1, 5.101, 5.099), True), (True, (5.1, 5.101, 5.099), False), (False, (5.1, 4.9, 5.0), False)],
+)
+def test_detected_difference_at_one_learning_rate_suggests_tune(tune, untied, says):
+    found = comparison(runs_of("tied", (5.0, 5.001, 4.999)) + runs_of("untied", untied), tune=tune)
+    notes = [line for line in explanations(found) if "--tune compares the best rate of each" in line]
+    assert len(notes) == says
+    assert all(line.startswith("All arms have the learning rate 1;") for line in notes)
+
+
+@pytest.mark.parametrize(
     ("tied", "untied", "arms", "says"),
     [
         (

@@ -95,12 +95,13 @@ def explanations(comparison: Comparison) -> list[str]:
     """Return sentences that explain the finding.
 
     They state if training ended too late or too early, how the last steps compare, which sample the intervals cover,
-    what so many seeds can detect, which tokens differ, and how to compare equal sizes.
+    what so many seeds can detect, which tokens differ, and how to compare best learning rates and equal sizes.
     """
     others = [arm for arm in comparison.arms if arm != comparison.reference]
     lines = [_best_steps(comparison), descent_note(comparison.descents)]
     lines += [_at_last_step(comparison, arm) for arm in others] + [sample_note(comparison)]
     lines += [_power(comparison, arm) for arm in others] + [_by_frequency(comparison, arm) for arm in others]
+    lines.append(_one_rate(comparison))
     if any(_advises_match(comparison, arm) for arm in others):
         lines.append("The arms differ in size; --match parameters compares equal sizes.")
     return [line for line in lines if line]
@@ -120,6 +121,20 @@ def _best_steps(comparison: Comparison) -> str:
     if comparison.setting.get("select") == LAST:
         return f"{best} The results are those of the last step; --select best compares the best ones."
     return f"{best} The results are those of these steps; --select last keeps the last ones."
+
+
+def _one_rate(comparison: Comparison) -> str:
+    """Return the rate of all arms; "" after tuning, or if no difference is detected.
+
+    In the atlas, most differences of tied and untied models vanish at the best rate of each.
+    """
+    outcomes = {_outcome(d) for d in comparison.differences if d.metric == "heldout_nll"}
+    if comparison.setting.get("tune") or outcomes.isdisjoint((BETTER, WORSE)):
+        return ""
+    rate = comparison.runs[0].learning_rate
+    return (
+        f"All arms have the learning rate {rate:g}; --tune compares the best rate of each, which can end a difference."
+    )
 
 
 def _range_in_words(low: int, high: int) -> str:
