@@ -25,6 +25,10 @@ BEGIN = """# Published claims
 [Sweep](../sweep.md#published-claims) says how a claim is judged. Rules were registered before any run. Intervals are
 95 % over seeds, for one held-out text. Claims of one grid share their runs, so their verdicts are not independent.
 
+Grids of decoders were registered twice. The first time all arms had the default learning rate; the second time each has
+its best one (`tune`), because that had removed differences in [another study](atlas.md#rates). Two of 13 verdicts
+changed: `input-gradient-x5` was reproduced and is undecided, `output-gradient-falls` was undecided and is reproduced.
+
 """
 RULES = "\n## Rules\n\n| claim | source | it says | their setting | rule | hash |\n|---|---|---|---|---|---|\n"
 SETTINGS = "\n## Grids\n\n| grid | settings | axes |\n|---|---|---|\n"
