@@ -2,7 +2,8 @@
 
 `src/tiewise/planning/data/atlas.csv` receives every row of each study's `sweep.csv`, with the study's name and with the
 settings that give its distance from another model. The file's earlier rows of these studies are replaced. The curves
-of a study's runs are written to `benchmarks/results/curves/` (`study_curves`).
+of a study's runs are written to `benchmarks/results/curves/` (`study_curves`), and what trials chose for its arms to
+`tuned_rates.csv`.
 
 `python -m benchmarks.atlas --judge` reads no study. It repeats the verdicts of all rows by the present rule
 (`training.verdicts`) and margin.
@@ -15,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks import study_curves
+from benchmarks import study_curves, tuned_rates
 from benchmarks.tables import write_table
 from tiewise.core.estimates import two_sided_p
 from tiewise.planning import catalogue
@@ -105,6 +106,7 @@ def main(folders: list[Path]) -> None:
     _write(table)
     for folder in folders:
         study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{folder.name}.jsonl")
+    tuned_rates.replace_rows(folders)
 
 
 def _write(table: list[dict[str, str]]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import atlas_tuning
 import numpy as np
 
 import tiewise
@@ -206,35 +207,6 @@ def objectives(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def curves(rows: Sequence[Row]) -> str:
-    """Return the table of tied against untied at the last and the best step, in Markdown.
-
-    The tuning split chooses the best step.
-    """
-    runs: dict[tuple[int, str], dict[str, list[Row]]] = {}  # tokens and seed → arm → points of its curve
-    for row in rows:
-        runs.setdefault((int(row["train_tokens"]), row["seed"]), {}).setdefault(row["arm"], []).append(row)
-    lines = [["train tokens", "compared", "tied − untied", "95 % interval", "sign", "untied", "tied", "steps"]]
-    lines.append(["---:", "---", *["---:"] * 6])
-    compared = []
-    for tokens in sorted({tokens for tokens, _ in runs}):
-        pairs = [arms for (run_tokens, _), arms in runs.items() if run_tokens == tokens]
-        for moment, choose in (("last step", last_point), ("best step", best_point)):
-            points = {arm: [choose(pair[arm]) for pair in pairs] for arm in ("untied", "tied")}
-            nll = {arm: [float(point["heldout_nll"]) for point in chosen] for arm, chosen in points.items()}
-            steps = sorted({int(point["step"]) for chosen in points.values() for point in chosen})
-            gap = mean_interval(np.subtract(nll["tied"], nll["untied"]))
-            compared.append((count(tokens), moment, gap, [f"{np.mean(nll[arm]):.3f}" for arm in points], steps))
-    for (tokens, moment, gap, means, steps), (p, level) in zip(
-        compared, tested([row[2] for row in compared]), strict=True
-    ):
-        value, interval, _ = contrast(gap, p, level, 4)
-        sign = "–" if p >= 0.05 else "worse" if gap.value > 0 else "better"
-        span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-        lines.append([tokens, moment, value, interval, sign, *means, span])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def contrasts(rows: Sequence[Row]) -> str:
     """Return the table of contrasts with another reference, in Markdown."""
     header = ["train tokens", "arm", "reference", "difference, best step", "95 % interval", "p, Holm", "parameters"]
@@ -265,24 +237,10 @@ def early_alpha(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def last_point(curve: Sequence[Row]) -> Row:
-    """Return the point of the last step."""
-    return max(curve, key=lambda point: int(point["step"]))
-
-
-def best_point(curve: Sequence[Row]) -> Row:
-    """Return the point with the least loss on the tuning split.
-
-    The held-out loss does not choose it.
-    """
-    return min(curve, key=lambda point: float(point["tune_nll"]))
-
-
 # files of benchmarks/results and their tables
 RESULT_TABLES = {
     "transfer": transfer,
     "objectives": objectives,
-    "atlas_curves": curves,
     "free_rows_less_untied": contrasts,
     "untie_late_less_untied": contrasts,
     "value_embeddings": contrasts,
@@ -526,6 +484,7 @@ def page(text: str, rows_by_study: dict[str, list[Row]]) -> str:
     for name, make in RESULT_TABLES.items():
         with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
             tables[name] = make(list(csv.DictReader(file)))
+    tables |= dict(atlas_tuning.tables())
     for name, lines in tables.items():
         block = rf"(<!-- rows of {name} -->\n).*?(<!-- end -->)"
         text = re.sub(block, lambda match, lines=lines: f"{match[1]}{lines}\n{match[2]}", text, flags=re.S)

@@ -112,7 +112,9 @@ def test_plan_describes_the_nearest_atlas_settings(set_atlas):
     sentence = plan_rows.atlas_sentences(record)
     assert sentence.startswith("No measurement near this size: this model has a width 6 times the largest,")
     nearest = "The nearest decoder that was trained both ways has width 128, 4 layers, V 4,096."
-    assert sentence.endswith(f"{nearest} Its losses are those of the last step, on the demo corpus.")
+    assert sentence.endswith(
+        f"{nearest} Its losses are those of the last step at the best learning rate of each, on the demo corpus."
+    )
     *_, nearest = plan_rows.lookup_tables(record)
     assert [row[:2] + row[3:] for row in nearest.rows] == [
         ["25,000", "12", "lowers the loss", "3"],
@@ -142,11 +144,11 @@ def test_plan_describes_the_nearest_atlas_settings(set_atlas):
     assert len(plan_rows.lookup_tables(headless.record())) == 2
 
 
-def atlas_line(last="", seeds=3, heldout=0.1, tokens=25_000):
-    """Return a line of the atlas for a tied and an untied decoder of default settings."""
+def atlas_line(last="0.4", seeds=3, heldout=0.1, tokens=25_000, command="tiewise compare --set tune=true"):
+    """Return a line of the atlas for a tied and an untied decoder of default settings, tuned."""
     numbers = {"heldout": heldout, "heldout_low": heldout - 0.05, "heldout_high": heldout + 0.05, "sign": 1}
     sizes = {"width": 64, "layers": 2, "vocab": 2048, "tokens": tokens, "seen": 307_200, "seeds": seeds}
-    facts = {"arm": "tied", "reference": "untied", "text": "builtin", "study": "s", "command": "tiewise compare"}
+    facts = {"arm": "tied", "reference": "untied", "text": "builtin", "study": "s", "command": command}
     return {name: str(value) for name, value in (numbers | sizes | facts | {"error": 0.02, "last": last}).items()}
 
 
@@ -166,16 +168,29 @@ def written_atlas(monkeypatch):
     evidence.atlas_records.cache_clear()
 
 
-def test_best_step_precedes_last_step_and_then_seeds_decide(written_atlas):
-    at_best, more_seeds = atlas_line("0.4", heldout=0.2), atlas_line("0.5", seeds=8, heldout=0.3)
-    written_atlas(atlas_line(seeds=9), at_best, more_seeds)
+def test_rows_of_last_step_are_no_evidence_and_most_seeds_decide(written_atlas):
+    written_atlas(
+        atlas_line("", seeds=9), atlas_line(heldout=0.2), atlas_line(seeds=8, heldout=0.3), atlas_line(seeds=5)
+    )
     assert [(row["step"], row["difference"]) for row in evidence.atlas_records()] == [("best", 0.3)]
 
 
-def test_nearest_rows_all_compare_one_step(written_atlas):
-    written_atlas(atlas_line(), atlas_line(tokens=50_000), atlas_line("0.4", heldout=0.2, tokens=400_000))
+@pytest.mark.parametrize(
+    ("command", "counts"),
+    [
+        ("tiewise compare --set tune=true --set learning_rate=0.008 --set width=64", True),
+        ("tiewise compare --tune --set width=64", True),
+        ("tiewise compare --set width=64", False),
+        ("tiewise compare --set learning_rate=0.008 --set width=64", False),
+        ("tiewise compare --set tune=true --set match=parameters", False),
+    ],
+)
+def test_only_tuned_arms_that_differ_in_sizes_are_evidence(written_atlas, command, counts):
+    written_atlas(atlas_line(command=command))
+    assert len(evidence.atlas_records()) == counts
+
+
+def test_nearest_rows_are_ordered_by_amount_of_text(written_atlas):
+    written_atlas(atlas_line(tokens=400_000), atlas_line("", tokens=50_000), atlas_line())
     rows = nearest_settings({"width": 64, "layers": 2, "vocab": 2048})["rows"]
-    assert [(row["step"], row["tokens"]) for row in rows] == [("best", 400_000)]
-    written_atlas(atlas_line(), atlas_line(tokens=50_000))
-    rows = nearest_settings({"width": 64, "layers": 2, "vocab": 2048})["rows"]
-    assert [(row["step"], row["tokens"]) for row in rows] == [("last", 25_000), ("last", 50_000)]
+    assert [row["tokens"] for row in rows] == [25_000, 400_000]

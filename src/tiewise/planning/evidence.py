@@ -3,8 +3,9 @@
     nearest_settings({"width": 768, "layers": 12, "vocab": 50257})   the nearest settings of the atlas
 
 `data/atlas.csv` has a line for each result of a study (docs/sweep.md defines its columns). Only lines that differ in
-sizes count here: all other settings have the defaults of `tiewise compare`. Outside the convex hull of their
-logarithms there is no evidence, and messages say so. A factor counts the same in each size, up or down.
+sizes count here, at the best step and the best learning rate of each arm (`tune`): at one rate for both, tied and
+untied models differ by that choice. All other settings have the defaults of `tiewise compare`. Outside the convex
+hull of their logarithms there is no evidence, and messages say so. A factor counts the same in each size, up or down.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from operator import itemgetter
 from typing import Any
 
 from tiewise.core import Late
-from tiewise.core.step_names import BEST, LAST
+from tiewise.core.step_names import BEST
 
 optimize = Late("scipy.optimize")  # a plan outside the trained range does not need it
 SIZES = ("width", "layers", "vocab", "tokens", "seen")  # columns of the atlas; seen: tokens trained on
 NOUNS = {"width": "width", "layers": "depth", "vocab": "vocabulary"}  # sizes of a model in messages
 # settings that decide the sizes or do not change the model; all others must have their defaults
 SIZE_SETTINGS = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads"}
-SIZE_SETTINGS |= {"steps", "minutes", "measured", "out"}
+SIZE_SETTINGS |= {"steps", "minutes", "measured", "out", "tune", "learning_rate"}
 TEXT = "builtin"  # other texts were trained at one size only, so their differences may come from the text
 KIND = "decoder"  # kind of model trained at all these sizes; other kinds have separate studies (docs/dev/atlas.md)
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → sign of tied − untied
@@ -37,13 +38,11 @@ AtlasRecord = dict[str, Any]
 
 @cache
 def atlas_records() -> tuple[AtlasRecord, ...]:
-    """Return the trained settings of the atlas.
-
-    Of equal settings, it has the one of the best step, and of these the one with the most seeds.
+    """Return the trained settings of the atlas; of equal settings, the one with the most seeds.
 
     A record has the keys of a plan's record. `difference` is tied − untied with its interval `low`, `high` and standard
     `error`, in nats per token of held-out text: below zero tying is better. `sign` is −1 or 1 if that difference is
-    significant, else 0. `step` names the step of the losses, `BEST` or `LAST`. `command` repeats the training.
+    significant, else 0. `step` names the step of the losses. `command` repeats the training.
     """
     text = (pkgutil.get_data("tiewise", "planning/data/atlas.csv") or b"").decode()
     by_sizes: dict[tuple[Any, ...], AtlasRecord] = {}
@@ -52,22 +51,20 @@ def atlas_records() -> tuple[AtlasRecord, ...]:
             continue
         record = _tied_minus_untied(line)
         sizes_key = record["text"], *logs(record, SIZES)
-        if sizes_key not in by_sizes or _rank(by_sizes[sizes_key]) < _rank(record):
-            by_sizes[sizes_key] = record
+        other = by_sizes.setdefault(sizes_key, record)
+        by_sizes[sizes_key] = max(other, record, key=itemgetter("seeds"))
     return tuple(by_sizes.values())
 
 
-def _rank(record: AtlasRecord) -> tuple[bool, int]:
-    """Return what makes a record preferable to another of the same sizes."""
-    return record["step"] == BEST, record["seeds"]
-
-
 def _differs_in_sizes_only(line: Mapping[str, str]) -> bool:
-    """Return whether a line compares tied and untied models with default settings except sizes."""
+    """Return whether a line compares tuned tied and untied models with default settings except sizes."""
     settings = set(re.findall(r"--(?:set )?'?([a-z_]+)", line["command"]))
-    has_usual_settings = settings <= SIZE_SETTINGS and line["text"] == TEXT and line["layers"] != "0"
+    has_usual_settings = (
+        "tune" in settings and settings <= SIZE_SETTINGS and line["text"] == TEXT and line["layers"] != "0"
+    )
     is_of_tying = (line["arm"], line["reference"]) in SIGNS
-    return is_of_tying and bool(line["error"]) and has_usual_settings
+    has_best_step = bool(line["error"] and line["last"])  # studies of the last step alone have nothing in `last`
+    return is_of_tying and has_best_step and has_usual_settings
 
 
 def _tied_minus_untied(line: Mapping[str, str]) -> AtlasRecord:
@@ -78,7 +75,7 @@ def _tied_minus_untied(line: Mapping[str, str]) -> AtlasRecord:
     record |= {name: int(line[name]) for name in (*SIZES, "seeds")}
     record |= {"sign": sign * int(line["sign"]), "difference": value, "low": low, "high": high}
     record["error"] = float(line["error"])
-    record["step"] = BEST if line["last"] else LAST  # studies of the last step alone have nothing in this column
+    record["step"] = BEST
     return record
 
 
@@ -156,8 +153,7 @@ def _is_in_hull(points: Sequence[Sequence[float]], point: Sequence[float]) -> bo
 def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
     """Return the nearest settings, with the keys of a plan's record. None if the atlas is empty.
 
-    `within` is true if the atlas encloses the sizes and trained models of this `kind`. All rows compare the same step:
-    the best one, if any row does.
+    `within` is true if the atlas encloses the sizes and trained models of this `kind`.
     """
     if not atlas_records():
         return None
@@ -166,11 +162,10 @@ def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, 
     for record in atlas_records():
         by_sizes.setdefault(logs(record, sizes), []).append(record)
     sizes_key = min(by_sizes, key=lambda logarithms: math.dist(logarithms, goal))
-    at_best = [record for record in by_sizes[sizes_key] if record["step"] == BEST]
     return {
         "kind": kind,
         "within": kind == KIND and encloses(sizes),
         "beyond": factors_beyond(sizes),
         "distance": math.dist(sizes_key, goal),
-        "rows": sorted(at_best or by_sizes[sizes_key], key=itemgetter("tokens", "seen")),
+        "rows": sorted(by_sizes[sizes_key], key=itemgetter("tokens", "seen")),
     }

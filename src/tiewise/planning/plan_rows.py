@@ -442,7 +442,8 @@ def atlas_sentences(record: Record) -> str:
     atlas = record["atlas"]
     if atlas is None:
         return ""
-    losses = f"Its losses are those of the {atlas['rows'][0]['step']} step, on the demo corpus."
+    step = atlas["rows"][0]["step"]
+    losses = f"Its losses are those of the {step} step at the best learning rate of each, on the demo corpus."
     nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}. {losses}"
     if atlas["within"]:
         return nearest

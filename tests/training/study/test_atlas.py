@@ -3,6 +3,7 @@
 import csv
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 from tests.training.study.planted_study import planted
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import atlas, atlas_paths, atlas_predictors, study_curves
+from benchmarks import atlas, atlas_paths, atlas_predictors, study_curves, tuned_rates
 from tiewise.inspection.running.loaded import open_model
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.study.study import command_for, flat_settings
 
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "docs"))  # make_atlas imports atlas_tuning
 MADE = runpy.run_path(str(ROOT / "docs" / "make_atlas.py"))
 STUDIES = MADE["studies"]()
 
@@ -95,6 +97,7 @@ def test_atlas_rows_give_sign_only_for_significant_differences():
 def test_gathered_rows_replace_only_rows_of_same_study(tmp_path, monkeypatch):
     monkeypatch.setattr(atlas, "ATLAS", tmp_path / "atlas.csv")
     monkeypatch.setattr(study_curves, "CURVES", tmp_path / "curves")
+    monkeypatch.setattr(tuned_rates, "CSV_FILE", tmp_path / "tuned_rates.csv")
     for name, noise in (("a", 0.002), ("b", 0.002), ("a", 0.004)):
         made = planted(tmp_path / name, axes={"width": [32, 64], "tokenizer": ["bpe:512"]}, noise=noise)
         made.folder.mkdir(exist_ok=True)

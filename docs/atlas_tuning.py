@@ -1,0 +1,101 @@
+"""Tables of docs/dev/atlas.md about runs: the learning rates that trials chose, and the worth of the best step."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from tiewise.core.measurement import count
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+TUNED_STUDIES = ("gain-by-text", "rank", "size-text-vocabulary")
+CURVES_STUDY = "gain-by-text"
+
+
+def tables() -> Iterator[tuple[str, str]]:
+    """Yield the name and the Markdown of each table."""
+    for study in TUNED_STUDIES:
+        yield f"chosen rates of {study}", chosen_rates(study)
+    yield f"best steps of {CURVES_STUDY}", best_steps(CURVES_STUDY)
+
+
+def chosen_rates(study: str) -> str:
+    """Return the learning rate of each arm by the cells of a study; an asterisk marks the edge of those tried."""
+    with (RESULTS / "tuned_rates.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["study"] == study]
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    by_cell: dict[str, dict[str, str]] = {}
+    for row in rows:
+        by_cell.setdefault(row["cell"], {})[row["arm"]] = _rate_text(row)
+    lines = [["cell", *arms], ["---", *["---:"] * len(arms)]]
+    for cell in sorted(by_cell, key=_numbers):
+        lines.append([_cell_text(cell), *(by_cell[cell].get(arm, "") for arm in arms)])
+    return _markdown(lines)
+
+
+def _rate_text(row: dict[str, str]) -> str:
+    rate = row["learning_rate"]
+    return rate + "*" * (rate in {row["smallest"], row["largest"]})
+
+
+def _cell_text(cell: str) -> str:
+    """Return the folder name of a cell as text: "train tokens 12,500, V 512"."""
+    words = []
+    for part in cell.replace("-tokenizer", ",tokenizer").replace("-train_tokens", ",train_tokens").split(","):
+        name, value = part.split("=")
+        value = value.removeprefix("bpe-")
+        words.append(f"{'V' if name == 'tokenizer' else name.replace('_', ' ')} {count(int(value))}")
+    return ", ".join(words)
+
+
+def _numbers(cell: str) -> list[int]:
+    """Return the numbers in the name of a cell, by which cells are sorted."""
+    return [int(part) for part in cell.replace("=", "-").split("-") if part.isdecimal()]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Best step of one run."""
+
+    step: int
+    gain: float  # loss at the last step less loss at the best step, on the tuning split
+
+
+def best_steps(study: str) -> str:
+    """Return, by amount of text and arm, which step is best and by how much the last step is worse."""
+    stops: dict[int, dict[str, list[Stop]]] = {}
+    for run in _runs(RESULTS / "curves" / f"{study}.jsonl"):
+        stop = Stop(run["selected"], run["tune_nll"][-1] - min(run["tune_nll"]))
+        [tokens] = _numbers(run["cell"])
+        stops.setdefault(tokens, {}).setdefault(run["arm"], []).append(stop)
+    arms = list(next(iter(stops.values())))
+    header = [f"{arm}: {words}" for arm in arms for words in ("best step", "last − best")]
+    lines = [["train tokens", *header], ["---:"] * (1 + len(header))]
+    for tokens, by_arm in sorted(stops.items()):
+        cells = [text for arm in arms for text in _arm_cells(by_arm[arm])]
+        lines.append([count(tokens), *cells])
+    return _markdown(lines)
+
+
+def _arm_cells(stops: list[Stop]) -> tuple[str, str]:
+    """Return the range of the best steps over seeds, and the mean gain of stopping there."""
+    first, last = (choose(stop.step for stop in stops) for choose in (min, max))
+    steps = f"{first}" if first == last else f"{first} to {last}"
+    return steps, f"{fmean(stop.gain for stop in stops):.2f}"
+
+
+def _runs(path: Path) -> Iterator[dict]:
+    """Yield the runs of a file of curves."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if "cell" in record:
+            yield record
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    """Return lines of cells as a table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
