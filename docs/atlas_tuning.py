@@ -12,7 +12,7 @@ from statistics import fmean
 from tiewise.core.measurement import count
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-TUNED_STUDIES = ("gain-by-text", "rank", "size-text-vocabulary")
+TUNED_STUDIES = ("gain-by-text", "rank", "size-text-matched", "size-text-vocabulary")
 CURVES_STUDY = "gain-by-text"
 
 
