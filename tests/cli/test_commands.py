@@ -166,6 +166,7 @@ def test_kernels_are_compiled_only_on_demand(tiewise, monkeypatch):
 def test_compare_refuses_too_few_minutes_and_runs_tuning_trials(tiewise, compare, text, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.training.short_trials.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.tuning.FACTORS", (1.0, 2.0, 4.0))
+    monkeypatch.setattr("tiewise.training.tuning.MOST_FACTOR", 4.0)
     monkeypatch.setattr("tiewise.training.least_time.refuse_impossible_minutes", lambda settings: None)
     tiny = [item for item in TINY if not item.startswith("--steps")]
     arms = ["--arms=tied,untied", "--seeds=1"]

@@ -64,7 +64,7 @@ def test_two_workers_give_same_results_as_one(two_workers, tiny_settings, tmp_pa
         assert differing_fields(alone, beside) == set()
     assert (one.tuning, one.direct_path) == (two.tuning, two.direct_path)
     assert [name for name, value in one.env.items() if value != two.env[name]] == ["jobs"]
-    assert len([line for line in lines if "of the trials" not in line]) == 2 * (1 + 6 + 4)
+    assert len([line for line in lines if "of the trials" not in line]) == 2 * (1 + 4 + 4)
     assert finish(tmp_path / "2", lines.display, two_workers).runs == two.runs
 
 

@@ -36,7 +36,7 @@ TRIAL_TOKENS = 32_768  # tokens of the tuning split that a trial is measured on,
 Show = Callable[[Job, str, float, float], None]  # called with a run, its text, its steps so far and its total steps
 
 
-class Progress(Protocol):
+class TrialBar(Protocol):
     """Display of the progress of trials."""
 
     def show(self, job: Job, text: str, done: float, total: float) -> None:
@@ -57,19 +57,19 @@ class TrialKey(NamedTuple):
 
 
 def tune(
-    jobs: list[Job], out: Path, workers: Workers, progress: Progress, *, may_add: bool
+    jobs: list[Job], out: Path, workers: Workers, bar: TrialBar, *, may_add: bool
 ) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return the jobs with the learning rates that the trials chose, and records of all trials.
 
     Trials that `tuning.json` lists are not repeated. `may_add` allows rates beyond the first ones. Records are ordered
     by arm and rate.
     """
-    notes = TrialNotes(out / TUNING, progress.ended)
+    notes = TrialNotes(out / TUNING, bar.ended)
     trials: dict[TrialKey, Job] = {}
     for new_trials in _rounds(jobs, out, notes, may_add):
         if trials:
-            progress.add(new_trials.values())
-        _finish(new_trials, notes, workers, progress.show)
+            bar.add(new_trials.values())
+        _finish(new_trials, notes, workers, bar.show)
         trials |= new_trials
     best = notes.best_of_arms(trials)
     records = []
