@@ -437,7 +437,7 @@ def rank(rows: list[Row]) -> str:
     ]
     untied_parameters = float(large_vocabulary[0]["reference_parameters"])
     up = f"arm − untied {moment(rows)}, nats per token of held-out text, V = 8,192"
-    note = "Bars: 95 % intervals over seeds. Zero is the untied model."
+    note = "Bars: 95 % intervals over seeds and held-out documents. Zero is the untied model."
     ticks.append((untied_parameters, f"{thousands(untied_parameters)}|untied"))
     lines["untied"] = [Spot(untied_parameters, 0.0, 0.0, 0.0)]
     return chart("Loss against parameters, by rank", lines, "parameters of the model", note, up=up, points=ticks)
@@ -450,7 +450,7 @@ def lookup_gradient_scale(rows: list[Row]) -> str:
     lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
     ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in tied_rows} | {1.0})]
     up = f"α − 1 {moment(rows)}, nats per token of held-out text"
-    note = "Bars: 95 % intervals over seeds. Below zero α is better than 1."
+    note = "Bars: 95 % intervals over seeds and held-out documents. Below zero α is better than 1."
     return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
 
 
