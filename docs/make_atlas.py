@@ -380,8 +380,6 @@ def chart(
 
 # the atlas's figures
 
-INTERVAL_NOTE = "Bars: 95 % intervals over seeds. Below zero tying is better."
-
 
 def gap_label(rows: Sequence[Row]) -> str:
     """Return the label of the differences of tied and untied models."""
