@@ -51,7 +51,16 @@ def tiny_settings(source):
     """Return a function that makes settings of a run of one second; keywords override them."""
 
     def make(**changes):
-        small = {"width": 16, "layers": 1, "heads": 2, "length": LENGTH, "batch": 4, "steps": 40, "seeds": 1}
+        small = {
+            "width": 16,
+            "layers": 1,
+            "heads": 2,
+            "length": LENGTH,
+            "batch": 4,
+            "steps": 40,
+            "seeds": 1,
+            "learning_rate": 0.004,
+        }
         shown = {"arms": ("tied", "untied"), "text": (str(source),), "tokenizer": "bpe:300"}
         return Settings(**{**small, **shown, **changes})
 

@@ -55,7 +55,7 @@ def finished_run(tmp_path):
 def test_stage_run_completes_in_folder_of_killed_start(tmp_path):
     (tmp_path / "a" / ".starting" / "data").mkdir(parents=True)
     start_run(tmp_path / "a", Settings(steps=5))
-    assert saved_run(tmp_path / "a") == Settings(steps=5, select=BEST)
+    assert saved_run(tmp_path / "a") == Settings(steps=5, learning_rate=0.004, select=BEST)
     assert set(tree(tmp_path / "a")) == WHOLE
 
 
@@ -82,7 +82,7 @@ def test_saved_run_returns_new_run_after_kill_during_replacement(finished_run, m
     with monkeypatch.context() as patch, killed:
         patch.setattr(folder, "replace_path", limited)
         start_run(finished_run, Settings(arms=("untied",)), "new", overwrite=True)
-    assert saved_run(finished_run) == Settings(arms=("untied",), select=BEST)
+    assert saved_run(finished_run) == Settings(arms=("untied",), learning_rate=0.004, select=BEST)
     assert set(tree(finished_run)) == WHOLE | {"mine", "mine/notes.txt"}
     assert (finished_run / "data" / "train.bin").read_text() == "new"
 

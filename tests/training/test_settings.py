@@ -7,7 +7,7 @@ import yaml
 from tests.training.conftest import refusal
 
 from tiewise.core.errors import RunError
-from tiewise.training.settings import FILE, Settings
+from tiewise.training.settings import FILE, Settings, recipe
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,19 @@ def test_checked_settings_use_canonical_arm_names_and_allow_late_step_with_minut
 @pytest.mark.parametrize("value", ["3e-3", "0.003", 0.003])
 def test_settings_accept_numbers_in_any_notation(value):
     assert Settings.of({"learning_rate": value}).learning_rate == 0.003
+
+
+@pytest.mark.parametrize(("width", "rate"), [(32, 0.016), (64, 0.008), (128, 0.004), (256, 0.002)])
+def test_default_learning_rate_is_inverse_to_width_and_written_to_run_file(tmp_path, width, rate):
+    settings = Settings.of({"width": width}).checked()
+    assert settings.learning_rate == settings.peak_rate == rate
+    settings.save(tmp_path)
+    assert yaml.safe_load((tmp_path / FILE).read_text())["learning_rate"] == rate
+
+
+def test_given_learning_rate_and_that_of_recipe_hold_at_any_width():
+    assert Settings.of({"width": 256, "learning_rate": 0.004}).checked().learning_rate == 0.004
+    assert Settings.of(recipe("albert-small") | {"width": 64}).learning_rate == 0.001
 
 
 @pytest.mark.parametrize(

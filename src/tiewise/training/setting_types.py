@@ -27,7 +27,7 @@ class SharedSettings(TypedDict, total=False):
     accumulate: int
     steps: int
     minutes: float | None
-    learning_rate: float
+    learning_rate: float | None
     measured: int
     weight_decay: float
     init: float | None

@@ -313,7 +313,7 @@ def training_arguments(job: Job, **changes: Any) -> ReportedArguments:
         output_dir=str(job.folder),
         max_steps=s.steps,
         gradient_accumulation_steps=s.accumulate,
-        learning_rate=s.learning_rate,
+        learning_rate=s.peak_rate,
         weight_decay=s.weight_decay,
         logging_steps=window,
         logging_nan_inf_filter=False,

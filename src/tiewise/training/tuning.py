@@ -115,7 +115,7 @@ def _rounds(jobs: list[Job], out: Path, notes: TrialNotes, may_add: bool) -> Ite
 
 def _factors_beyond(tried: Iterable[float], jobs: list[Job], best: Mapping[str, TrialKey]) -> tuple[float, ...]:
     """Return the next factor beyond each end where an arm has its best rate."""
-    best_factors = {best[job.arm].learning_rate / job.settings.learning_rate for job in jobs}
+    best_factors = {best[job.arm].learning_rate / job.settings.peak_rate for job in jobs}
     smallest, largest = min(tried), max(tried)
     factors = []
     if smallest in best_factors and smallest > LEAST_FACTOR:
@@ -147,7 +147,7 @@ class TrialNotes:
 
     def add(self, trial: Job, outcome: Outcome) -> None:
         """Store a trial's loss and delete its folder, which has a whole model."""
-        key = TrialKey(trial.arm, trial.settings.learning_rate)
+        key = TrialKey(trial.arm, trial.settings.peak_rate)
         nll = outcome.result.heldout_nll  # of the tuning split, which a trial is measured on
         has_diverged = not math.isfinite(nll)
         self.records[key] = key._asdict() | {"nll": None if has_diverged else nll}
@@ -178,7 +178,7 @@ def _trials(jobs: Iterable[Job], out: Path, factors: Iterable[float]) -> dict[Tr
     """Return the trials of all arms at multiples of their rates, each in a subfolder."""
     trials = {}
     for job, factor in product(jobs, factors):
-        rate = factor * job.settings.learning_rate
+        rate = factor * job.settings.peak_rate
         folder = out / "tuning" / folder_name(job.arm) / f"lr-{rate:.4g}"
         trials[TrialKey(job.arm, rate)] = with_rate(make_trial(job, folder), rate)
     return trials

@@ -57,7 +57,7 @@ def train_in_plain_loop(asked):
     trained = [p for p in model.parameters() if not (is_tied and p is head)]
     groups = [{"params": [p for p in trained if p.dim() > 1], "weight_decay": s.weight_decay}]
     groups.append({"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, lr=s.learning_rate, betas=(0.9, 0.98), eps=1e-8)
+    optimizer = torch.optim.AdamW(groups, lr=s.peak_rate, betas=(0.9, 0.98), eps=1e-8)
 
     def nll(ids):
         logits = model(input_ids=ids).logits[:, :-1]
@@ -67,7 +67,7 @@ def train_in_plain_loop(asked):
     for step, ids in enumerate(blocks_in_order(asked.text.split("train"), s, asked.seed)):
         cosine = 0.5 * (1 + math.cos(math.pi * (step - warm) / (s.steps - warm)))
         for group in optimizer.param_groups:
-            group["lr"] = s.learning_rate * (step / warm if step < warm else cosine)
+            group["lr"] = s.peak_rate * (step / warm if step < warm else cosine)
         model.zero_grad()
         loss = nll(ids)
         loss.backward()

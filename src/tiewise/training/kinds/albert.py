@@ -240,9 +240,9 @@ def _make_optimizer(installed: Installed, settings: Settings) -> torch.optim.Opt
     """Make LAMB or AdamW over a model's parameters, in the groups of LAMB's authors."""
     groups = lamb_groups(installed.model, settings.weight_decay)  # biases and norms: no decay and no trust ratio
     if AlbertOptions.of(settings).optimizer == "lamb":
-        return Lamb(groups, lr=settings.learning_rate)
+        return Lamb(groups, lr=settings.peak_rate)
     # AdamW ignores a group's `adapt`
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, eps=1e-6)
+    return torch.optim.AdamW(groups, lr=settings.peak_rate, eps=1e-6)
 
 
 def make_rows(

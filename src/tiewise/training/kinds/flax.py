@@ -127,7 +127,7 @@ def make_fitting(job: Job, torch_model: Any) -> Fitting:
     sizes = (job.text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
     model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
     model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
-    recipe = OptaxRecipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
+    recipe = OptaxRecipe(s.steps, s.batch, s.length, s.peak_rate, s.weight_decay, job.seed)
     return Fitting(model, job.text.split("train"), recipe)
 
 

@@ -129,7 +129,7 @@ class Annealing(CheckpointedCallback):
         self.options = RecurrentOptions.of(job.settings)
         self.validations: list[float] = []  # nll after each epoch
         self.cuts = 0  # epochs that did not lower the validation nll
-        self.rate = job.settings.learning_rate  # rate of the current step, for the log
+        self.rate = job.settings.peak_rate  # rate of the current step, for the log
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Set the rate of this step."""
@@ -146,7 +146,7 @@ class Annealing(CheckpointedCallback):
         part = 1.0
         if options.vary_length:
             part = self.steps.lengths[step] / settings.length
-        return float(settings.learning_rate * options.decay**power * part)
+        return float(settings.peak_rate * options.decay**power * part)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Validate at the end of an epoch, and update the rate, the best weights and averaging."""
@@ -333,9 +333,9 @@ class RecurrentModels(Kind):
         weights = [p for p in installed.model.parameters() if p.requires_grad]
         optimizer: torch.optim.Optimizer
         if options.optimizer == "sgd":
-            optimizer = AveragedSGD(weights, s.learning_rate, weight_decay=s.weight_decay)
+            optimizer = AveragedSGD(weights, s.peak_rate, weight_decay=s.weight_decay)
         else:
-            optimizer = torch.optim.AdamW(weights, s.learning_rate, weight_decay=s.weight_decay)
+            optimizer = torch.optim.AdamW(weights, s.peak_rate, weight_decay=s.weight_decay)
         changes: dict[str, Any] = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential"}
         changes |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": options.clip}
         parts = self.trainer_parts(job, installed, steps, **changes)
