@@ -1,14 +1,14 @@
 """Learning rate of tables over widths: `python -m benchmarks.table_rate FOLDER`.
 
-Study 19. Which rule for the learning rate of a table transfers from width 64 to 128 and 256? Tables and head have a
-multiple of the rate of all other parameters, which is the default one at every width. The runs are widths × tied and
-untied × AdamW and Muon for the hidden matrices × seven multiples × three seeds: 252 runs, about two hours of one
-core. It is not run yet; a second call continues.
+Study 19. Which rule for the learning rate of a table transfers from width 64 to 128 and 256? Tables and head have one
+of seven rates. All other parameters have 0.512 / D, which fits the best rates of whole models at widths 32, 64 and 128
+(`benchmarks/results/tuned_rates.csv`). The runs are widths × tied and untied × AdamW and Muon for the hidden matrices
+× seven rates × two seeds: 168 runs, about 80 minutes of one core. It is not run yet; a second call continues.
 
-Fixed before any run: a rule multiplies the rate by (D / 64)^p, where the best multiple at width 64 is given. It
-transfers if the held-out loss, a mean over seeds at the best steps, exceeds the lowest one of each larger width by at
-most 5 %. Between two multiples the loss is interpolated along the logarithm. Beyond the measured multiples a rule has
-no result. Muon takes steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result
+Fixed before any run: a rule multiplies the best rate at width 64 by (D / 64)^p. It transfers if the held-out loss, a
+mean over seeds at the best steps, exceeds the lowest one of each larger width by at most 5 %. Between two rates the
+loss is interpolated along the logarithm. Beyond the measured rates a rule has no result. A first plan had one rate for
+all other parameters at every width; it was changed before any run, since that rate is too low at width 64. Muon takes steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result
 is printed and written to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
 """
 
@@ -44,15 +44,16 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 
 WIDTHS = (64, 128, 256)
 OPTIMIZERS = ("adamw", "muon")  # of the hidden matrices; all other parameters have AdamW
-MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)  # of tables and head
+BODY_RATE = 0.512  # learning rate × width of all other parameters
 SETTINGS = Settings(
-    arms=("untied", "tied"), seeds=3, steps=300, layers=2, tokenizer="bpe:2048", measured=65_536, train_tokens=400_000
+    arms=("untied", "tied"), seeds=2, steps=300, layers=2, tokenizer="bpe:2048", measured=65_536, train_tokens=400_000
 )
 RULES = {"constant": 0.0, "1/√D": -0.5, "1/D": -1.0, "√D": 0.5}  # exponent of the width
 TOLERANCE = 0.05  # of the lowest loss
 CSV_FILE = Path(__file__).parent / "results" / "table_rate.csv"
 NAME = "table-rate"
-Losses = dict[int, dict[float, float]]  # width → multiple → held-out loss
+Losses = dict[int, dict[float, float]]  # width → rate of the tables → held-out loss
 
 
 class JoinedOptimizer(Optimizer):
@@ -81,10 +82,10 @@ class JoinedOptimizer(Optimizer):
             part.step(closure)
 
 
-def make_optimizer(model: nn.Module, optimizer: str, rate: float, multiple: float, decay: float) -> Optimizer:
-    """Return the optimizer of a model whose tables and head have a multiple of the rate."""
+def make_optimizer(model: nn.Module, optimizer: str, rate: float, table_rate: float, decay: float) -> Optimizer:
+    """Return the optimizer of a model whose tables and head have a rate of their own."""
     tables, head, hidden, vectors = tiewise.param_groups(model)
-    table_groups = [group | {"lr": rate * multiple} for group in (tables, head) if group["params"]]
+    table_groups = [group | {"lr": table_rate} for group in (tables, head) if group["params"]]
     common = {"lr": rate, "betas": (0.9, 0.98), "weight_decay": decay}
     vectors["weight_decay"] = 0.0
     if optimizer == "adamw":
@@ -93,26 +94,27 @@ def make_optimizer(model: nn.Module, optimizer: str, rate: float, multiple: floa
     return JoinedOptimizer([muon, AdamW([*table_groups, vectors], **common)])
 
 
-def make_trainer(optimizer: str, multiple: float, job: Job, installed: Installed) -> TiewiseTrainer:
+def make_trainer(optimizer: str, table_rate: float, job: Job, installed: Installed) -> TiewiseTrainer:
     """Return the Trainer of a decoder with this optimizer."""
     s = job.settings
-    made = make_optimizer(installed.model, optimizer, s.learning_rate, multiple, s.weight_decay)
+    made = make_optimizer(installed.model, optimizer, s.learning_rate, table_rate, s.weight_decay)
     rows = Blocks(job.text.split("train"), s.length)
     return TiewiseTrainer(installed, optimizers=(made, None), **KIND.trainer_parts(job, installed, rows))
 
 
 def train(
-    folder: Path, settings: Settings, widths: Sequence[int], multiples: Sequence[float]
+    folder: Path, settings: Settings, widths: Sequence[int], rates: Sequence[float]
 ) -> dict[tuple[str, str], Losses]:
     """Train the comparisons that the folder lacks, and return losses by optimizer and arm."""
     by_model: dict[tuple[str, str], Losses] = {}
-    for optimizer, width, multiple in itertools.product(OPTIMIZERS, widths, multiples):
-        out = folder / f"optimizer={optimizer}-width={width}-multiple={multiple:g}"
-        with patch.object(KIND, "trainer", partial(make_trainer, optimizer, multiple)):
-            comparison = train_comparison(replace(settings, width=width), out, "benchmarks.table_rate")
+    for optimizer, width, rate in itertools.product(OPTIMIZERS, widths, rates):
+        out = folder / f"optimizer={optimizer}-width={width}-rate={rate:g}"
+        of_width = replace(settings, width=width, learning_rate=BODY_RATE / width)
+        with patch.object(KIND, "trainer", partial(make_trainer, optimizer, rate)):
+            comparison = train_comparison(of_width, out, "benchmarks.table_rate")
         for arm in comparison.arms:
             losses = by_model.setdefault((optimizer, arm), {})
-            losses.setdefault(width, {})[multiple] = _loss(comparison, arm)
+            losses.setdefault(width, {})[rate] = _loss(comparison, arm)
     return by_model
 
 
@@ -124,10 +126,10 @@ def _loss(comparison: Comparison, arm: str) -> float:
 def excess_of_rules(losses: Mapping[int, Mapping[float, float]]) -> dict[str, float]:
     """Return by rule the largest excess over the lowest loss of a larger width, as a fraction of that loss.
 
-    The rule starts from the best multiple of the smallest width. nan: it leaves the measured multiples.
+    The rule starts from the best rate of the smallest width. nan: it leaves the measured rates.
     """
     least = min(losses)
-    best = min(losses[least], key=lambda multiple: losses[least][multiple])
+    best = min(losses[least], key=lambda rate: losses[least][rate])
     excess = {}
     for rule, exponent in RULES.items():
         over = [
@@ -139,12 +141,12 @@ def excess_of_rules(losses: Mapping[int, Mapping[float, float]]) -> dict[str, fl
     return excess
 
 
-def _interpolated(losses: Mapping[float, float], multiple: float) -> float:
-    """Return the loss at a multiple, linear in its logarithm between measured ones; nan beyond them."""
+def _interpolated(losses: Mapping[float, float], rate: float) -> float:
+    """Return the loss at a rate, linear in its logarithm between measured ones; nan beyond them."""
     measured = sorted(losses)
     logs = [math.log(one) for one in measured]
     values = [losses[one] for one in measured]
-    at = round(math.log(multiple), 12)
+    at = round(math.log(rate), 12)
     return float(np.interp(at, np.round(logs, 12), values, left=math.nan, right=math.nan))
 
 
@@ -157,16 +159,16 @@ def main(
     folder: Path,
     settings: Settings = SETTINGS,
     widths: Sequence[int] = WIDTHS,
-    multiples: Sequence[float] = MULTIPLES,
+    rates: Sequence[float] = RATES,
 ) -> None:
     """Train in the folder, and write losses and curves; print the rules."""
-    by_model = train(folder, settings, widths, multiples)
+    by_model = train(folder, settings, widths, rates)
     with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["optimizer", "arm", "width", "multiple", "heldout_nll"])
+        writer.writerow(["optimizer", "arm", "width", "table_rate", "heldout_nll"])
         for (optimizer, arm), losses in by_model.items():
             for width, of_width in losses.items():
-                writer.writerows([optimizer, arm, width, m, f"{loss:.5f}"] for m, loss in of_width.items())
+                writer.writerows([optimizer, arm, width, rate, f"{loss:.5f}"] for rate, loss in of_width.items())
     for (optimizer, arm), losses in by_model.items():
         for rule, excess in excess_of_rules(losses).items():
             print(f"{optimizer}, {arm}, {rule}: {100 * excess:.2f} % over the lowest, transfers: {transfers(excess)}")

@@ -14,9 +14,9 @@ from tiewise.training.settings import Settings
 
 
 def planted(exponent, curvature=0.2):
-    """Return losses whose best multiple is (width / 64)^exponent: a parabola in its binary logarithm, lowest 5."""
+    """Return losses whose best rate is 0.008 (width / 64)^exponent: a parabola in its binary logarithm, lowest 5."""
     return {
-        width: {m: 5 + curvature * math.log2(m / (width / 64) ** exponent) ** 2 for m in table_rate.MULTIPLES}
+        width: {r: 5 + curvature * math.log2(r / 0.008 / (width / 64) ** exponent) ** 2 for r in table_rate.RATES}
         for width in (64, 256)
     }
 
@@ -29,11 +29,11 @@ def test_planted_rule_has_no_excess_and_others_that_of_the_parabola(rule, expone
         assert excess[name] == pytest.approx(0.2 * (2 * (other - exponent)) ** 2 / 5)
 
 
-def test_excess_is_that_of_worst_width_and_interpolated_between_multiples():
+def test_excess_is_that_of_worst_width_and_interpolated_between_rates():
     losses = {64: {0.5: 5.0, 1.0: 4.0}, 128: {0.5: 3.0, 1.0: 4.0}, 256: {0.5: 2.0, 1.0: 2.0}}
     excess = table_rate.excess_of_rules(losses)
     assert excess["constant"] == pytest.approx(1 / 3)
-    assert excess["1/√D"] == pytest.approx(3.5 / 3 - 1)  # at width 128 halfway between the two multiples
+    assert excess["1/√D"] == pytest.approx(3.5 / 3 - 1)  # at width 128 halfway between the two rates
     assert math.isnan(excess["1/D"])  # 1/4 at width 256 was not measured
     assert not table_rate.transfers(excess["1/D"])
 
@@ -70,9 +70,9 @@ def test_small_study_writes_losses_of_all_models(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study_curves, "CURVES", tmp_path / "curves")
     sizes = {"heads": 2, "length": 8, "batch": 2, "steps": 4, "layers": 1, "tokenizer": "bytes", "measured": 64}
     small = replace(Settings(arms=("untied", "tied"), seeds=1, text=("synthetic:words=4000",)), **sizes)
-    table_rate.main(tmp_path / "runs", small, (8, 16), (0.5, 1.0))
+    table_rate.main(tmp_path / "runs", small, (8, 16), (0.004, 0.008))
     rows = list(csv.DictReader((tmp_path / "table_rate.csv").open(encoding="utf-8")))
     assert len(rows) == 16
-    assert len({row["heldout_nll"] for row in rows}) == 16  # each optimizer, arm, width and multiple has an effect
+    assert len({row["heldout_nll"] for row in rows}) == 16  # each optimizer, arm, width and rate has an effect
     assert "muon, tied, constant: " in capsys.readouterr().out
     assert len(study_curves.read(tmp_path / "curves" / "table-rate.jsonl")) == 16

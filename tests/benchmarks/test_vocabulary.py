@@ -10,16 +10,16 @@ from tiewise.training.settings import Settings
 
 
 def test_steps_take_equally_many_operations_by_counts_by_hand():
-    """Width 128, 4 layers: four attention matrices and three of 344 columns in each layer, and a head."""
-    body = 4 * (4 * 128 * 128 + 3 * 128 * 344)
-    assert vocabulary.weights_per_token(vocabulary.SETTINGS, 512) == body + 512 * 128
+    """Width 64, 2 layers: four attention matrices and three of 168 columns in each layer, and a head."""
+    body = 2 * (4 * 64 * 64 + 3 * 64 * 168)
+    assert vocabulary.weights_per_token(vocabulary.SETTINGS, 512) == body + 512 * 64
     by_name = vocabulary.cells(vocabulary.SETTINGS, vocabulary.VOCABULARIES)
     assert [settings.tokenizer for settings in by_name.values()] == [
         f"bpe:{vocab}" for vocab in (512, 1024, 2048, 4096, 8192, 16384)
     ]
-    budget = 1200 * (body + 512 * 128)
+    budget = 2400 * (body + 512 * 64)
     for vocab, settings in zip(vocabulary.VOCABULARIES, by_name.values(), strict=True):
-        assert settings.steps * (body + vocab * 128) == pytest.approx(budget, rel=0.002)
+        assert settings.steps * (body + vocab * 64) == pytest.approx(budget, rel=0.002)
         assert settings.checked().select == "best"
 
 
