@@ -22,10 +22,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "dev" / "claims.md"
 BEGIN = """# Published claims
 
 `tools/make_claims.py` writes this page from `lab/claims/claims.yaml` and `lab/claims/recorded.json`.
-[Sweep](../sweep.md#published-claims) says how a claim is judged. The range of each claim was fixed before any run. Intervals are
-95 % over seeds, for one held-out text. Verdicts are not corrected for their number: on average, one of 20 intervals misses
-the true value. Claims of one grid share their runs, so their verdicts are not independent. "Contradicted" is about models
-of this size, like "undecided".
+[Sweep](../sweep.md#published-claims) says how a claim is judged. The range of each claim was fixed before any run.
+Intervals are 95 % over seeds, for one held-out text. Verdicts are not corrected for their number: on average, one of 20
+intervals misses the true value. Claims of one grid share their runs, so their verdicts are not independent.
+"Contradicted" is about models of this size, like "undecided".
 
 Grids of decoders were registered twice. The first time all arms had the default learning rate; the second time each has
 its best one (`tune`), because that had removed differences in [another study](atlas.md#rates). So these settings were
