@@ -8,8 +8,9 @@ of seven rates. All other parameters have 0.512 / D, which fits the best rates o
 Fixed before any run: a rule multiplies the best rate at width 64 by (D / 64)^p. It transfers if the held-out loss, a
 mean over seeds at the best steps, exceeds the lowest one of each larger width by at most 5 %. Between two rates the
 loss is interpolated along the logarithm. Beyond the measured rates a rule has no result. A first plan had one rate for
-all other parameters at every width; it was changed before any run, since that rate is too low at width 64. Muon takes steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result
-is printed and written to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
+all other parameters at every width; it was changed before any run, since that rate is too low at width 64. Muon takes
+steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result is printed and written
+to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
 """
 
 from __future__ import annotations
