@@ -21,7 +21,7 @@ def collect(study: Path) -> Iterator[dict[str, str]]:
     """Yield the row of each arm in each finished cell of a study's folder, if its arms were tuned."""
     for results in sorted(study.glob(f"*/{RESULTS}")):
         comparison = Comparison.from_dict(read_json(results))
-        if not comparison.setting["tune"]:
+        if not comparison.setting.get("tune"):  # some kinds of run have no such setting
             continue
         for arm in comparison.arms:
             trials = [trial for trial in comparison.tuning if trial["arm"] == arm]
