@@ -119,7 +119,7 @@ class Settings:
 
     @property
     def peak_rate(self) -> float:
-        """Learning rate at the peak of the schedule: the chosen one, or the default of the width."""
+        """Peak of the learning rate: the chosen one, or the default of the width."""
         if self.learning_rate is None:
             return RATE_TIMES_WIDTH / self.width
         return self.learning_rate
