@@ -7,10 +7,13 @@ of seven rates. All other parameters have 0.512 / D, which fits the best rates o
 
 Fixed before any run: a rule multiplies the best rate at width 64 by (D / 64)^p. It transfers if the held-out loss, a
 mean over seeds at the best steps, exceeds the lowest one of each larger width by at most 5 %. Between two rates the
-loss is interpolated along the logarithm. Beyond the measured rates a rule has no result. A first plan had one rate for
-all other parameters at every width; it was changed before any run, since that rate is too low at width 64. Muon takes
-steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result is printed and written
-to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
+loss is interpolated along the logarithm. Beyond the measured rates a rule has no result. A first plan had one rate
+for all other parameters at every width; it was changed before any run, since that rate is too low at width 64. The
+rates first were 0.001 to 0.064. At width 64 with AdamW the largest was the best, so 0.128 and 0.256 replaced the two
+smallest before the other runs.
+
+Muon takes steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result is printed
+and written to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 
 WIDTHS = (64, 128, 256)
 OPTIMIZERS = ("adamw", "muon")  # of the hidden matrices; all other parameters have AdamW
-RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)  # of tables and head
+RATES = (0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)  # of tables and head
 BODY_RATE = 0.512  # learning rate × width of all other parameters
 SETTINGS = Settings(
     arms=("untied", "tied"), seeds=2, steps=300, layers=2, tokenizer="bpe:2048", measured=65_536, train_tokens=400_000
