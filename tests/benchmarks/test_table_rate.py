@@ -14,9 +14,9 @@ from tiewise.training.settings import Settings
 
 
 def planted(exponent, curvature=0.2):
-    """Return losses whose best rate is 0.008 (width / 64)^exponent: a parabola in its binary logarithm, lowest 5."""
+    """Return losses whose best rate is 0.032 (width / 64)^exponent: a parabola in its binary logarithm, lowest 5."""
     return {
-        width: {r: 5 + curvature * math.log2(r / 0.008 / (width / 64) ** exponent) ** 2 for r in table_rate.RATES}
+        width: {r: 5 + curvature * math.log2(r / 0.032 / (width / 64) ** exponent) ** 2 for r in table_rate.RATES}
         for width in (64, 256)
     }
 
