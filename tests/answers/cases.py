@@ -590,6 +590,7 @@ CASES |= cases(
         "train recurrent files": "train small-corpus --recipe pytorch-200 --set=files=[train.txt,test.txt,valid.txt] "
         f"--set=decay=0.5 --set=decay_after=1 --set=augment=0.5 --set=temperature=5 {TINY}",
         "train weight decay": f"train {DECODER} --set=weight_decay=0.5 --set=train_tokens=2000 -o out",
+        "train table rate": f"train {DECODER} --set=table_rate=0.1 -o out",
         "train bf16": f"train {DECODER} --set=bf16=true --set=activation_checkpointing=true -o out",
     },
     tolerance="trained",

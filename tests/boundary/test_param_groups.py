@@ -112,3 +112,11 @@ def test_muon_and_adamw_take_the_groups_and_move_every_parameter():
     for optimizer in (torch.optim.Muon(hidden["params"], lr=1e-2), adamw):
         optimizer.step()
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_groups_have_learning_rates_only_where_they_are_given():
+    model = build("llama", tied=False)
+    assert all("lr" not in group for group in tiewise.param_groups(model))
+    assert [group["lr"] for group in tiewise.param_groups(model, lr=0.01)] == [0.01] * 4
+    assert [group["lr"] for group in tiewise.param_groups(model, 0.01, table_lr=0.2)] == [0.2, 0.2, 0.01, 0.01]
+    assert [group.get("lr") for group in tiewise.param_groups(model, table_lr=0.2)] == [0.2, 0.2, None, None]

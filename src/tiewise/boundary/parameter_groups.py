@@ -27,7 +27,7 @@ from tiewise.boundary.locate import call_if_present, require_module
 from tiewise.core.errors import UnsupportedError
 
 
-def param_groups(model: nn.Module) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, lr: float | None = None, table_lr: float | None = None) -> list[dict[str, Any]]:
     """Return a model's trainable parameters in four groups for a torch optimizer.
 
     The groups are `tables`, `head`, `hidden` and `vectors`; a group may be empty. Every trainable parameter is in
@@ -38,10 +38,13 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     Args:
         model: a model of transformers, wrapped or not, with or without an installed boundary. Or any module with a
             `Boundary` or a method `get_output_embeddings`.
+        lr: learning rate of all groups; None: the groups have none, and the optimizer's holds.
+        table_lr: learning rate of `tables` and `head`; None: as `lr`.
 
     Returns:
-        Groups [{"params": […], "name": "tables"}, …] in the order above, each with its parameters in the model's order.
-            All parameters in `hidden` have two dimensions; convolutions and stacked experts are in `vectors`.
+        Groups [{"params": […], "name": "tables"}, …] in the order above, each with its parameters in the model's order,
+            and with `lr` if it has a learning rate. All parameters in `hidden` have two dimensions; convolutions and
+            stacked experts are in `vectors`.
 
     Raises:
         UnsupportedError: `model` is no torch module, or does not say which weight is its output head.
@@ -49,6 +52,8 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     >>> boundary = Boundary("tied+bias", vocab=10, width=4)
     >>> [(group["name"], len(group["params"])) for group in param_groups(boundary)]
     [('tables', 1), ('head', 0), ('hidden', 0), ('vectors', 1)]
+    >>> [group["lr"] for group in param_groups(boundary, lr=0.004, table_lr=0.064)]
+    [0.064, 0.064, 0.004, 0.004]
     """
     require_module(model, UnsupportedError)
     ends = _EndParameters()
@@ -61,7 +66,17 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     for parameter in model.parameters():
         if parameter.requires_grad:
             groups[ends.group_of(parameter)].append(parameter)
-    return [{"params": parameters, "name": name} for name, parameters in groups.items()]
+    table_rate = lr if table_lr is None else table_lr
+    rates = {"tables": table_rate, "head": table_rate, "hidden": lr, "vectors": lr}
+    return [_optimizer_group(name, parameters, rates[name]) for name, parameters in groups.items()]
+
+
+def _optimizer_group(name: str, parameters: list[nn.Parameter], lr: float | None) -> dict[str, Any]:
+    """Return a group as an optimizer takes it, with a learning rate if there is one."""
+    group: dict[str, Any] = {"params": parameters, "name": name}
+    if lr is not None:
+        group["lr"] = lr
+    return group
 
 
 class _EndParameters:

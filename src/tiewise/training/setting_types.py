@@ -28,6 +28,7 @@ class SharedSettings(TypedDict, total=False):
     steps: int
     minutes: float | None
     learning_rate: float | None
+    table_rate: float | None
     measured: int
     weight_decay: float
     init: float | None

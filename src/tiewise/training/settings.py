@@ -102,6 +102,7 @@ class Settings:
     steps: int = 600
     minutes: float | None = None
     learning_rate: float | None = None  # peak of the schedule; None: RATE_TIMES_WIDTH / width
+    table_rate: float | None = None  # learning rate of tables and head; None: that of all parameters
     measured: int = 262_144  # tokens of a split that the final losses use, at most
     weight_decay: float = 0.1
     init: float | None = None
@@ -172,13 +173,15 @@ class Settings:
         )  # a decoder without layers is the direct path: input embedding and output head
         require(self, "layers", lambda n: n >= least, f"use {least} or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
-        require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
+        require(self, "learning_rate table_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
         require(self, "weight_decay margin", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
         require_choice(self, "match", ("width", "parameters", "flops"))
         require_choice(self, "split", (RANDOM, CONTIGUOUS))
         if self.select is not None:
             require_choice(self, "select", (BEST, LAST))
         require_choice(self, "backend", ("torch", "flax"))
+        if self.table_rate is not None and self.run_kind != DECODER:
+            raise RunError(f"table_rate with {self.run_kind}", "leave it out: only decoders in PyTorch have it")
 
     def _check_heads(self) -> None:
         """Raise RunError if a built-in decoder cannot have this number of heads."""

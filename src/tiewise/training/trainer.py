@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 tensorboard = Late("torch.utils.tensorboard")  # imports a package that only `report_to` needs
 
 EVALUATED = "eval_"  # start of the names of evaluated values, by which trackers group them
+ADAM_BETAS = (0.9, 0.98)
 SHARDED = "sharded"  # subfolder of a checkpoint with a model that several processes hold in parts
 
 
@@ -304,7 +305,8 @@ def training_arguments(job: Job, **changes: Any) -> ReportedArguments:
     recipe = {
         "per_device_train_batch_size": ranks.rows_per_rank(s.batch),
         "optim": "adamw_torch_fused",
-        "adam_beta2": 0.98,
+        "adam_beta1": ADAM_BETAS[0],
+        "adam_beta2": ADAM_BETAS[1],
         "lr_scheduler_type": "cosine",
         "warmup_steps": max(1, s.steps // 10),
         "max_grad_norm": 1.0,

@@ -13,9 +13,12 @@ from tests.training.conftest import LENGTH, refusal
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary
+from tiewise.core import ranks
 from tiewise.core.errors import RunError
 from tiewise.planning.first_loss import sound_std
 from tiewise.training.kinds.decoder import KIND, make_config, measure
+from tiewise.training.run import train
+from tiewise.training.settings import Settings, recipe
 
 ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -249,3 +252,48 @@ def test_measure_returns_same_nll_for_one_batch_and_many(installed, text):
     tokens = np.tile(np.asarray(text.split("heldout")[:512]), 20)
     once, many = (measure(installed, tokens[:count], LENGTH, text.counts) for count in (512, None))
     assert (many.tokens, many.nll) == (20 * once.tokens, pytest.approx(once.nll, abs=1e-6))
+
+
+def trained_losses(job, folder, settings, arm):
+    """Return training and held-out loss of a run."""
+    result = train(job(settings, folder, arm)).result
+    return result.train_nll, result.heldout_nll
+
+
+@pytest.mark.parametrize(
+    "arm", ["tied", "untied", "factored:8", "tied+untie_at=20", "untied+tie_at=20", "tied+free=30"]
+)
+def test_table_rate_equal_to_learning_rate_gives_same_run(job, tiny_settings, tmp_path, arm):
+    plain = trained_losses(job, tmp_path / "plain", tiny_settings(), arm)
+    assert trained_losses(job, tmp_path / "apart", tiny_settings(table_rate=0.004), arm) == pytest.approx(
+        plain, rel=1e-6
+    )
+
+
+def test_table_rate_is_that_of_tables_and_head_alone(job, tiny_settings, tmp_path):
+    one = job(tiny_settings(table_rate=0.1), tmp_path, "untied")
+    installed = KIND.build(one)
+    trainer = KIND.trainer(one, installed)
+    tables = {id(table) for table in installed.tables()}
+    rates = {id(p): group["lr"] for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert set(rates) == {id(p) for p in installed.model.parameters()}
+    assert {rate for key, rate in rates.items() if key in tables} == {0.1}
+    assert {rate for key, rate in rates.items() if key not in tables} == {0.004}
+
+
+@pytest.mark.parametrize(
+    "other", [{"backend": "flax"}, {"kind": "seq2seq"}, {"recipe": "albert-small"}, {"recipe": "pytorch-200"}]
+)
+def test_table_rate_is_refused_for_other_kinds(other):
+    record = {**(recipe(other["recipe"]) if "recipe" in other else {}), **other, "table_rate": 0.1}
+    with pytest.raises(RunError, match=r"table_rate with .*; leave it out: only decoders in PyTorch have it"):
+        Settings.of(record).checked()
+
+
+def test_table_rate_is_refused_for_models_in_parts(monkeypatch):
+    group = ranks._Group()
+    group.size = 2
+    monkeypatch.setattr(ranks, "_group", group)
+    monkeypatch.setattr(ranks, "sharded", lambda: (1, 2, 1))
+    with pytest.raises(RunError, match="table_rate with --fsdp or --tp"):
+        KIND.check_processes(Settings(table_rate=0.064, arms=("tied",)).checked())

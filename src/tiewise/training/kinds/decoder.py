@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.installation import Installed
 from tiewise.boundary.parallel_plans import body_plan
+from tiewise.boundary.parameter_groups import param_groups
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError, one_line_message, suggest_choices
 from tiewise.core.spec import BoundarySpec
@@ -34,7 +35,7 @@ from tiewise.training.document_losses import TextUnits
 from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 from tiewise.training.run import Kind, prepare_blocks
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job, TiewiseTrainer
+from tiewise.training.trainer import ADAM_BETAS, Job, TiewiseTrainer
 
 # Names of the feed-forward width in families' configs; `match parameters` changes it.
 _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
@@ -53,6 +54,8 @@ class Decoders(Kind):
         """Refuse, too, attention heads that the processes of --tp do not divide."""
         super().check_processes(settings)
         sizes = ranks.sharded()
+        if sizes is not None and settings.table_rate is not None:
+            raise RunError("table_rate with --fsdp or --tp", "leave it out, or train without them")
         if sizes is not None and sizes[2] > 1:
             with torch.device("meta"):
                 body_plan(causal_model(settings, make_config(settings, vocab=1)), sizes[2])
@@ -113,8 +116,12 @@ class Decoders(Kind):
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer."""
-        rows = Blocks(job.text.split("train"), job.settings.length)
-        return TiewiseTrainer(installed, **self.trainer_parts(job, installed, rows))
+        s = job.settings
+        rows = Blocks(job.text.split("train"), s.length)
+        optimizer = None  # the Trainer makes its own, in which all parameters have one rate
+        if s.table_rate is not None:
+            optimizer = _adamw_with_table_rate(installed.model, s, s.table_rate)
+        return TiewiseTrainer(installed, optimizers=(optimizer, None), **self.trainer_parts(job, installed, rows))
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate blocks; of training text as many as the validation split has."""
@@ -124,6 +131,13 @@ class Decoders(Kind):
             blocks = max(1, most // length)
         units = self.units(job, split, point=point)
         return measure(installed, job.text.split(split), length, job.text.counts, blocks, units)
+
+
+def _adamw_with_table_rate(model: nn.Module, settings: Settings, table_rate: float) -> torch.optim.AdamW:
+    """Return the AdamW of all runs, with a separate learning rate of tables and head."""
+    tables, head, hidden, vectors = param_groups(model, lr=settings.peak_rate, table_lr=table_rate)
+    groups = [tables, head, hidden, vectors | {"weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=ADAM_BETAS, weight_decay=settings.weight_decay, fused=True)
 
 
 def _hidden_size(config: Any) -> int:
