@@ -13,16 +13,15 @@ rates first were 0.001 to 0.064. At width 64 with AdamW the largest was the best
 smallest before the other runs.
 
 Muon takes steps of the root mean square of AdamW's (`match_rms_adamw`), so one rate serves both. The result is printed
-and written to `benchmarks/results/table_rate.csv`, the curves to `benchmarks/results/curves/`.
+and written to `table_rate.csv` and `table_rate_rules.csv` in `benchmarks/results`, the curves to its folder `curves`.
 """
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -39,6 +38,7 @@ from torch.optim import AdamW, Muon, Optimizer
 import tiewise
 from benchmarks import study_curves
 from benchmarks.study_runs import train_comparison
+from benchmarks.tables import write_table
 from tiewise.boundary.installation import Installed
 from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds.decoder import KIND
@@ -56,6 +56,7 @@ SETTINGS = Settings(
 RULES = {"constant": 0.0, "1/√D": -0.5, "1/D": -1.0, "√D": 0.5}  # exponent of the width
 TOLERANCE = 0.05  # of the lowest loss
 CSV_FILE = Path(__file__).parent / "results" / "table_rate.csv"
+RULES_FILE = CSV_FILE.with_name("table_rate_rules.csv")
 NAME = "table-rate"
 Losses = dict[int, dict[float, float]]  # width → rate of the tables → held-out loss
 
@@ -159,23 +160,35 @@ def transfers(excess: float) -> bool:
     return excess <= TOLERANCE
 
 
+def loss_rows(by_model: Mapping[tuple[str, str], Losses]) -> Iterator[dict[str, str]]:
+    """Yield a row for each optimizer, arm and width, with a column for each rate."""
+    for (optimizer, arm), losses in by_model.items():
+        for width, of_width in losses.items():
+            columns = {f"{rate:g}": f"{loss:.4f}" for rate, loss in of_width.items()}
+            yield {"optimizer": optimizer, "arm": arm, "width": str(width)} | columns
+
+
+def rule_rows(by_model: Mapping[tuple[str, str], Losses]) -> Iterator[dict[str, str]]:
+    """Yield a row for each optimizer and arm, with the excess of each rule in percent."""
+    for (optimizer, arm), losses in by_model.items():
+        columns = {}
+        for rule, excess in excess_of_rules(losses).items():
+            columns[rule] = "outside" if math.isnan(excess) else f"{100 * excess:.2f}"
+        yield {"optimizer": optimizer, "arm": arm} | columns
+
+
 def main(
     folder: Path,
     settings: Settings = SETTINGS,
     widths: Sequence[int] = WIDTHS,
     rates: Sequence[float] = RATES,
 ) -> None:
-    """Train in the folder, and write losses and curves; print the rules."""
+    """Train in the folder, and write losses, rules and curves."""
     by_model = train(folder, settings, widths, rates)
-    with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["optimizer", "arm", "width", "table_rate", "heldout_nll"])
-        for (optimizer, arm), losses in by_model.items():
-            for width, of_width in losses.items():
-                writer.writerows([optimizer, arm, width, rate, f"{loss:.5f}"] for rate, loss in of_width.items())
-    for (optimizer, arm), losses in by_model.items():
-        for rule, excess in excess_of_rules(losses).items():
-            print(f"{optimizer}, {arm}, {rule}: {100 * excess:.2f} % over the lowest, transfers: {transfers(excess)}")
+    write_table(CSV_FILE, list(loss_rows(by_model)))
+    write_table(RULES_FILE, list(rule_rows(by_model)))
+    for path in (CSV_FILE, RULES_FILE):
+        print(path.read_text(encoding="utf-8"))
     study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
 
 

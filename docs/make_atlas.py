@@ -237,6 +237,18 @@ def early_alpha(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def as_written(rows: Sequence[Row]) -> str:
+    """Return a file's rows in Markdown as they are; columns of numbers are aligned to the right."""
+    columns = list(rows[0])
+    marks = ["---:" if _is_number(rows[0][name]) else "---" for name in columns]
+    lines = [columns, marks, *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
+
+
 # files of benchmarks/results and their tables
 RESULT_TABLES = {
     "transfer": transfer,
@@ -245,6 +257,8 @@ RESULT_TABLES = {
     "untie_late_less_untied": contrasts,
     "value_embeddings": contrasts,
     "early_alpha": early_alpha,
+    "table_rate": as_written,
+    "table_rate_rules": as_written,
 }
 
 # figures

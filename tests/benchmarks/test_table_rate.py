@@ -4,6 +4,7 @@ import copy
 import csv
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -67,12 +68,20 @@ def test_joined_optimizer_equals_its_parts_after_its_state_was_loaded():
 @pytest.mark.slow
 def test_small_study_writes_losses_of_all_models(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(table_rate, "CSV_FILE", tmp_path / "table_rate.csv")
+    monkeypatch.setattr(table_rate, "RULES_FILE", tmp_path / "rules.csv")
     monkeypatch.setattr(study_curves, "CURVES", tmp_path / "curves")
     sizes = {"heads": 2, "length": 8, "batch": 2, "steps": 4, "layers": 1, "tokenizer": "bytes", "measured": 64}
     small = replace(Settings(arms=("untied", "tied"), seeds=1, text=("synthetic:words=4000",)), **sizes)
     table_rate.main(tmp_path / "runs", small, (8, 16), (0.004, 0.008))
     rows = list(csv.DictReader((tmp_path / "table_rate.csv").open(encoding="utf-8")))
-    assert len(rows) == 16
-    assert len({row["heldout_nll"] for row in rows}) == 16  # each optimizer, arm, width and rate has an effect
-    assert "muon, tied, constant: " in capsys.readouterr().out
+    assert [(row["optimizer"], row["arm"], row["width"]) for row in rows] == [
+        *product(("adamw",), ("untied", "tied"), ("8", "16")),
+        *product(("muon",), ("untied", "tied"), ("8", "16")),
+    ]
+    losses = {row[rate] for row in rows for rate in ("0.004", "0.008")}
+    assert len(losses) == 16  # each optimizer, arm, width and rate has an effect
+    rules = list(csv.DictReader((tmp_path / "rules.csv").open(encoding="utf-8")))
+    assert [(row["optimizer"], row["arm"]) for row in rules] == [*product(("adamw", "muon"), ("untied", "tied"))]
+    assert float(rules[0]["constant"]) >= 0
+    assert rules[0]["constant"] in capsys.readouterr().out
     assert len(study_curves.read(tmp_path / "curves" / "table-rate.jsonl")) == 16
