@@ -245,6 +245,24 @@ def as_written(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def new_seeds(rows: Sequence[Row]) -> str:
+    """Return the rows of `benchmarks.new_seeds` in Markdown: the difference with old and with new seeds."""
+    lines = [["study", "cell", "difference", "old seeds", "new seeds", "moved", "bound", "agrees"]]
+    lines.append(["---", "---", "---", *["---:"] * 4, "---"])
+    for row in rows:
+        cell = re.sub(r"^files=.*", "20,000 words", row["cell"]).replace("-tokenizer", ", tokenizer")
+        cell = cell.replace("-train_tokens", ", train_tokens").replace("_", " ").replace("=", " ")
+        old, new = (_mean_and_interval(row, name) for name in ("old", "new"))
+        moved, bound = signed(float(row["moved"])), plain(float(row["bound"]))
+        lines.append([row["study"], cell, f"{row['arm']} − {row['reference']}", old, new, moved, bound, row["agrees"]])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _mean_and_interval(row: Row, name: str) -> str:
+    mean, low, high = (signed(float(row[f"{name}{end}"])) for end in ("", "_low", "_high"))
+    return f"{mean} [{low}, {high}]"
+
+
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
 
@@ -259,6 +277,7 @@ RESULT_TABLES = {
     "early_alpha": early_alpha,
     "table_rate": as_written,
     "table_rate_rules": as_written,
+    "new_seeds": new_seeds,
 }
 
 # figures

@@ -27,7 +27,7 @@ Intervals are 95 % over seeds, for one held-out text. Verdicts are not corrected
 intervals misses the true value. Claims of one grid share their runs, so their verdicts are not independent.
 "Contradicted" is about models of this size, like "undecided".
 
-Grids of decoders were registered twice. The first time all arms had the default learning rate; the second time each has
+Grids of decoders were registered twice. The first time all arms had the rate 0.004; the second time each has
 its best one (`tune`), because that had removed differences in [another study](atlas.md#rates). So these settings were
 chosen after the first verdicts, and before the runs that are printed here. Two of 13 verdicts
 changed: `input-gradient-x5` was reproduced and is undecided, `output-gradient-falls` was undecided and is reproduced.
