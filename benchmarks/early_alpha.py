@@ -38,9 +38,15 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 
 CELLS = {"alpha-in-first-fifth": 0.2, "alpha-throughout": 1.0}  # fraction of the steps with α
 SETTINGS = Settings(
-    arms=("tied", "untied", "tied+alpha=0.25", "tied+alpha=5"), seeds=5, steps=600, width=64, layers=4, learning_rate=0.004,
-    tokenizer="bpe:2048", measured=65_536,
-)  # fmt: skip
+    arms=("tied", "untied", "tied+alpha=0.25", "tied+alpha=5"),
+    seeds=5,
+    steps=600,
+    width=64,
+    layers=4,
+    learning_rate=0.004,
+    tokenizer="bpe:2048",
+    measured=65_536,
+)
 CSV_FILE = Path(__file__).parent / "results" / "early_alpha.csv"
 NAME = "early-alpha"
 LENS_STEPS, WINDOWS = 1000, 256
