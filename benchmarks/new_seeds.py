@@ -9,7 +9,7 @@ their 95 % intervals. At least seven of eight must agree. Both intervals cover t
 bound is generous; the column `seed_bound` has the bound from the spread over seeds alone, t·√2·error of the new seeds.
 
 The rows of `sharing-deep` need `numbered.jsonl` (docs/albert.md), those of `recurrent` the folder `wikitext-2`. All
-runs take about 40 minutes of one core; a second call continues. The result is printed and written to
+runs take about an hour of one core; a second call continues. The result is printed and written to
 `benchmarks/results/new_seeds.csv`.
 """
 
