@@ -3,7 +3,7 @@
 Study 19. Which rule for the learning rate of a table transfers from width 64 to 128 and 256? Tables and head have one
 of seven rates. All other parameters have 0.512 / D, which fits the best rates of whole models at widths 32, 64 and 128
 (`benchmarks/results/tuned_rates.csv`). The runs are widths × tied and untied × AdamW and Muon for the hidden matrices
-× seven rates × two seeds: 168 runs, about 80 minutes of one core. It is not run yet; a second call continues.
+× seven rates × two seeds: 168 runs, about 80 minutes of one core; a second call continues.
 
 Fixed before any run: a rule multiplies the best rate at width 64 by (D / 64)^p. It transfers if the held-out loss, a
 mean over seeds at the best steps, exceeds the lowest one of each larger width by at most 5 %. Between two rates the
