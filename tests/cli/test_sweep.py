@@ -17,7 +17,8 @@ from tiewise.lab import studies
 from tiewise.training.compare import Display
 from tiewise.training.study.grid import StudyGrid
 
-SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12, "tokenizer": "bytes"}
+SIZES = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12}
+SMALL = {**SIZES, "learning_rate": 0.004, "tokenizer": "bytes"}
 
 
 @pytest.fixture
