@@ -39,7 +39,8 @@ def param_groups(model: nn.Module, lr: float | None = None, table_lr: float | No
         model: a model of transformers, wrapped or not, with or without an installed boundary. Or any module with a
             `Boundary` or a method `get_output_embeddings`.
         lr: learning rate of all groups; None: the groups have none, and the optimizer's holds.
-        table_lr: learning rate of `tables` and `head`; None: as `lr`.
+        table_lr: learning rate of `tables` and `head`; None: as `lr`. Decoders of width 64 to 256 want 8 to 16 times
+            `lr` (docs/dev/atlas.md, "Which learning rate do tables want?").
 
     Returns:
         Groups [{"params": […], "name": "tables"}, …] in the order above, each with its parameters in the model's order,
