@@ -340,7 +340,7 @@ class Kind(ABC):
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return the settings of the models as results.json records them."""
-        recorded = *SHAPE, "match", "select", "margin", "tune", "bf16", "backend"
+        recorded = *SHAPE, "table_rate", "match", "select", "margin", "tune", "bf16", "backend"
         record = {name: getattr(settings, name) for name in recorded}
         if settings.kind_options is not None:
             record |= vars(settings.kind_options)
