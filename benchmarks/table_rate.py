@@ -44,7 +44,7 @@ from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.results import Comparison
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job, TiewiseTrainer
+from tiewise.training.trainer import ADAM_BETAS, Job, TiewiseTrainer
 
 WIDTHS = (64, 128, 256)
 OPTIMIZERS = ("adamw", "muon")  # of the hidden matrices; all other parameters have AdamW
@@ -89,14 +89,12 @@ class JoinedOptimizer(Optimizer):
 
 def make_optimizer(model: nn.Module, optimizer: str, rate: float, table_rate: float, decay: float) -> Optimizer:
     """Return the optimizer of a model whose tables and head have a rate of their own."""
-    tables, head, hidden, vectors = tiewise.param_groups(model)
-    table_groups = [group | {"lr": table_rate} for group in (tables, head) if group["params"]]
-    common = {"lr": rate, "betas": (0.9, 0.98), "weight_decay": decay}
+    tables, head, hidden, vectors = tiewise.param_groups(model, lr=rate, table_lr=table_rate)
     vectors["weight_decay"] = 0.0
     if optimizer == "adamw":
-        return AdamW([*table_groups, hidden, vectors], **common)
+        return AdamW([tables, head, hidden, vectors], betas=ADAM_BETAS, weight_decay=decay)
     muon = Muon(hidden["params"], lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return JoinedOptimizer([muon, AdamW([*table_groups, vectors], **common)])
+    return JoinedOptimizer([muon, AdamW([tables, head, vectors], betas=ADAM_BETAS, weight_decay=decay)])
 
 
 def make_trainer(optimizer: str, table_rate: float, job: Job, installed: Installed) -> TiewiseTrainer:
@@ -189,6 +187,9 @@ def main(
     write_table(RULES_FILE, list(rule_rows(by_model)))
     for path in (CSV_FILE, RULES_FILE):
         print(path.read_text(encoding="utf-8"))
+    for (optimizer, arm), losses in by_model.items():
+        rules = [rule for rule, excess in excess_of_rules(losses).items() if transfers(excess)]
+        print(f"{optimizer}, {arm}: rules that transfer: {', '.join(rules) or 'none'}")
     study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
 
 

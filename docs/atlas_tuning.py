@@ -33,8 +33,8 @@ def chosen_rates(study: str) -> str:
         by_cell.setdefault(row["cell"], {})[row["arm"]] = _rate_text(row)
     lines = [["cell", *arms], ["---", *["---:"] * len(arms)]]
     for cell in sorted(by_cell, key=_numbers):
-        lines.append([_cell_text(cell), *(by_cell[cell].get(arm, "") for arm in arms)])
-    return _markdown(lines)
+        lines.append([cell_in_words(cell), *(by_cell[cell].get(arm, "") for arm in arms)])
+    return markdown(lines)
 
 
 def _rate_text(row: dict[str, str]) -> str:
@@ -42,7 +42,7 @@ def _rate_text(row: dict[str, str]) -> str:
     return rate + "*" * (rate in {row["smallest"], row["largest"]})
 
 
-def _cell_text(cell: str) -> str:
+def cell_in_words(cell: str) -> str:
     """Return the folder name of a cell as text: "train tokens 12,500, V 512"."""
     words = []
     for part in cell.replace("-tokenizer", ",tokenizer").replace("-train_tokens", ",train_tokens").split(","):
@@ -78,7 +78,7 @@ def best_steps(study: str) -> str:
     for tokens, by_arm in sorted(stops.items()):
         cells = [text for arm in arms for text in _arm_cells(by_arm[arm])]
         lines.append([count(tokens), *cells])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _arm_cells(stops: list[Stop]) -> tuple[str, str]:
@@ -96,6 +96,6 @@ def _runs(path: Path) -> Iterator[dict]:
             yield record
 
 
-def _markdown(lines: list[list[str]]) -> str:
+def markdown(lines: list[list[str]]) -> str:
     """Return lines of cells as a table in Markdown."""
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

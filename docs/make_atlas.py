@@ -126,7 +126,7 @@ def table(rows: Sequence[Row]) -> str:
         if has_both_steps:
             line.append(signed(float(row["last"])))
         lines.append(line)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def transfer(rows: Sequence[Row]) -> str:
@@ -148,7 +148,7 @@ def transfer(rows: Sequence[Row]) -> str:
         sign = "–" if p >= 0.05 else "better" if gain.value > 0 else "worse"
         value, interval, least = contrast(gain, p, level, 1)
         lines.append([*arm_and_task, *means, value, interval, sign, least])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def tested(means: Sequence[Estimate]) -> list[tuple[float, float]]:
@@ -204,7 +204,7 @@ def objectives(rows: Sequence[Row]) -> str:
         for name, gap in group_gaps.items():
             value, interval, least = contrast(gap, *next(adjusted), 3)
             lines.append([*where, name, "", "", "", f"{value} {interval}", least])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def contrasts(rows: Sequence[Row]) -> str:
@@ -218,7 +218,7 @@ def contrasts(rows: Sequence[Row]) -> str:
         sizes = [count(int(row[name])) for name in ("parameters", "reference_parameters")]
         interval = f"[{signed(low)}, {signed(high)}]"
         lines.append([cell, row["arm"], row["reference"], value, interval, f"{p:.2g}", *sizes])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def early_alpha(rows: Sequence[Row]) -> str:
@@ -234,7 +234,7 @@ def early_alpha(rows: Sequence[Row]) -> str:
         metric = row["metric"].replace("heldout_nll", "held-out loss")
         p = f"{float(row['p_holm']):.2g}" if row["p_holm"] else ""
         lines.append([part, row["arm"], metric, number, f"[{signed(low)}, {signed(high)}]", p])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def as_written(rows: Sequence[Row]) -> str:
@@ -242,7 +242,7 @@ def as_written(rows: Sequence[Row]) -> str:
     columns = list(rows[0])
     marks = ["---:" if _is_number(rows[0][name]) else "---" for name in columns]
     lines = [columns, marks, *(list(row.values()) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def new_seeds(rows: Sequence[Row]) -> str:
@@ -250,12 +250,11 @@ def new_seeds(rows: Sequence[Row]) -> str:
     lines = [["study", "cell", "difference", "old seeds", "new seeds", "moved", "bound", "agrees"]]
     lines.append(["---", "---", "---", *["---:"] * 4, "---"])
     for row in rows:
-        cell = re.sub(r"^files=.*", "20,000 words", row["cell"]).replace("-tokenizer", ", tokenizer")
-        cell = cell.replace("-train_tokens", ", train_tokens").replace("_", " ").replace("=", " ")
+        cell = "20,000 words" if row["study"] == "recurrent" else atlas_tuning.cell_in_words(row["cell"])
         old, new = (_mean_and_interval(row, name) for name in ("old", "new"))
         moved, bound = signed(float(row["moved"])), plain(float(row["bound"]))
         lines.append([row["study"], cell, f"{row['arm']} − {row['reference']}", old, new, moved, bound, row["agrees"]])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return atlas_tuning.markdown(lines)
 
 
 def _mean_and_interval(row: Row, name: str) -> str:
