@@ -173,7 +173,7 @@ def file_leaf(path, folder, *, moved=False, each_tensor=True):
 
 def json_leaf(text, folder):
     """Describe a JSON file by its leaves."""
-    result = leaves(json.loads(texts.normalised(text, folder)))
+    result = leaves(texts.parsed(text, folder))
     as_text = json.dumps(result, ensure_ascii=False)
     return result if len(as_text) <= READABLE_JSON else digest(as_text)
 

@@ -96,7 +96,7 @@ def _answer_line(case, line, folders, check_json):
     if again.code != as_text.code:
         result["json exit"] = again.code
     if again.out.strip():
-        record = json.loads(texts.normalised(again.out, folders[1]))
+        record = texts.parsed(again.out, folders[1])
         result["json"] = dict(sorted(describe.leaves(record).items()))
         if check_json is not None and again.code in (0, 1):
             check_json(case.command, json.loads(again.out))

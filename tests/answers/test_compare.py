@@ -1,6 +1,7 @@
 """Test that the comparison of answers reports missing, changed and new parts, and ignores rounding."""
 
 import dataclasses
+import json
 import sys
 
 import pytest
@@ -164,3 +165,8 @@ def test_normalised_replaces_the_names_of_the_machine(tmp_path):
     machine = environment()
     text = f"on {machine['processor']} with {machine['platform']}"
     assert texts.normalised(text, tmp_path) == "on PROCESSOR with PLATFORM"
+
+
+def test_parsed_normalises_strings_and_leaves_escaped_characters_alone(tmp_path):
+    text = json.dumps({"tokens": ["\u0120 s", "\u0120"], f"{tmp_path}/a": "in 3 s", "loss": 3.5})
+    assert texts.parsed(text, tmp_path) == {"tokens": ["\u0120 s", "\u0120"], "FOLDER/a": "in TIME", "loss": 3.5}

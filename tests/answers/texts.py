@@ -1,5 +1,6 @@
 """Normalise text output, and split it into words and numbers so that numbers compare with a tolerance."""
 
+import json
 import math
 import re
 import sys
@@ -59,6 +60,25 @@ def machine_names():
 
     machine = environment()
     return {machine["platform"]: "PLATFORM", machine["processor"]: "PROCESSOR"}
+
+
+def parsed(text, folder):
+    """Return what a JSON text says, with its strings normalised.
+
+    The text itself cannot be: in a token such as `\\u0120 s`, the escape and what follows look like a duration.
+    """
+    return _in_strings(json.loads(text), folder)
+
+
+def _in_strings(value, folder):
+    """Return a JSON value with each string and each key normalised."""
+    if isinstance(value, str):
+        return normalised(value, folder)
+    if isinstance(value, list):
+        return [_in_strings(item, folder) for item in value]
+    if isinstance(value, dict):
+        return {normalised(key, folder): _in_strings(item, folder) for key, item in value.items()}
+    return value
 
 
 def without_machine(text):
