@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from statistics import fmean
 from tiewise.core.measurement import count
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-TUNED_STUDIES = ("gain-by-text", "rank", "size-text-matched", "size-text-vocabulary")
+TUNED_STUDIES = ("gain-by-text", "rank", "scripts", "size-text-matched", "size-text-vocabulary")
 CURVES_STUDY = "gain-by-text"
+AXIS = re.compile(r"(?:^|[-,])(layers|match|text|tokenizer|train_tokens|width)=")  # begins a setting of a cell
 
 
 def tables() -> Iterator[tuple[str, str]]:
@@ -44,12 +46,18 @@ def _rate_text(row: dict[str, str]) -> str:
 
 def cell_in_words(cell: str) -> str:
     """Return the folder name of a cell as text: "train tokens 12,500, V 512"."""
-    words = []
-    for part in cell.replace("-tokenizer", ",tokenizer").replace("-train_tokens", ",train_tokens").split(","):
-        name, value = part.split("=")
-        value = value.removeprefix("bpe-")
-        words.append(f"{'V' if name == 'tokenizer' else name.replace('_', ' ')} {count(int(value))}")
-    return ", ".join(words)
+    parts = AXIS.split(cell)[1:]  # name, value, name, value …
+    return ", ".join(_axis_in_words(name, value) for name, value in zip(parts[::2], parts[1::2], strict=True))
+
+
+def _axis_in_words(name: str, value: str) -> str:
+    """Return one setting of a cell as text; a text stands for itself."""
+    words = value.removeprefix("bpe-").removeprefix("synthetic-").replace("=", " ")
+    if words.isdecimal():
+        words = count(int(words))
+    if name in ("match", "text"):
+        return words
+    return f"{'V' if name == 'tokenizer' else name.replace('_', ' ')} {words}"
 
 
 def _numbers(cell: str) -> list[int]:
