@@ -1,5 +1,6 @@
 """Tests of settings: the round trip through run.yaml, and one-line refusals of invalid values."""
 
+import json
 import math
 
 import pytest
@@ -44,6 +45,28 @@ def test_default_learning_rate_is_inverse_to_width_and_written_to_run_file(tmp_p
     assert settings.learning_rate == settings.peak_rate == rate
     settings.save(tmp_path)
     assert yaml.safe_load((tmp_path / FILE).read_text())["learning_rate"] == rate
+
+
+@pytest.mark.parametrize("given", ["", "config.json"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen2", "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2},
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 32}},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_default_learning_rate_follows_width_of_config_file(tmp_path, config, given):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Settings(model=str(tmp_path / given), width=128).checked().learning_rate == 0.016
+    assert Settings(model=str(tmp_path / given), learning_rate=0.01).checked().learning_rate == 0.01
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"hidden_size": "wide"}', '{"hidden_size": -3}'])
+def test_unreadable_config_file_is_left_to_the_builder_of_the_model(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert Settings(model=str(tmp_path), width=64).checked().learning_rate == 0.008
 
 
 def test_given_learning_rate_and_that_of_recipe_hold_at_any_width():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiewise.core.errors import RunError
-from tiewise.training.settings import DECODER, Settings
+from tiewise.training.settings import BUILT_IN, DECODER, Settings
 
 START = 2.0  # seconds to import torch and transformers
 BUILTIN = 3.0  # seconds to parse the modules of the standard library and to train a tokenizer on their docstrings
@@ -78,7 +78,7 @@ def _operations(settings: Settings, tunes: bool) -> float:
     """
     if settings.run_kind != DECODER:
         return 0.0
-    body = settings.layers * 12 * settings.width**2 if settings.model in ("llama", "gpt2") else 0
+    body = settings.layers * 12 * settings.width**2 if settings.model in BUILT_IN else 0
     vocab = _least_vocabulary(settings.tokenizer)
     heldout, tune = 0, 0  # unknown for any other text or tokenizer
     if _is_builtin(settings) and 0 < vocab <= 4096:

@@ -24,11 +24,13 @@ from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import RUN
 from tiewise.core.step_names import BEST, LAST
 from tiewise.core.written_options import written_option
+from tiewise.training.config_width import width_in_file
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
 from tiewise.training.tracker_names import read_tracker_names
 
 FILE = "run.yaml"
 DECODER = "decoder"
+BUILT_IN = ("llama", "gpt2")  # decoders that need no config file
 YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: month 13; RecursionError: endless brackets
 _KINDS = f"{__package__}.kinds"
 _RECIPES = Path(__file__).parent / "recipes"
@@ -101,7 +103,7 @@ class Settings:
     accumulate: int = 1
     steps: int = 600
     minutes: float | None = None
-    learning_rate: float | None = None  # peak of the schedule; None: RATE_TIMES_WIDTH / width
+    learning_rate: float | None = None  # peak of the schedule; None: RATE_TIMES_WIDTH / body_width
     table_rate: float | None = None  # learning rate of tables and head; None: that of all parameters
     measured: int = 262_144  # tokens of a split that the final losses use, at most
     weight_decay: float = 0.1
@@ -119,10 +121,17 @@ class Settings:
     kind_options: object = None  # options of the kind of run, where it has some: an instance of its `options`
 
     @property
+    def body_width(self) -> int:
+        """Width of the hidden states: `width`, or that of the config file which `model` names."""
+        if self.kind != DECODER or self.model in BUILT_IN:
+            return self.width
+        return width_in_file(self.model) or self.width
+
+    @property
     def peak_rate(self) -> float:
         """Peak of the learning rate: the chosen one, or the default of the width."""
         if self.learning_rate is None:
-            return RATE_TIMES_WIDTH / self.width
+            return RATE_TIMES_WIDTH / self.body_width
         return self.learning_rate
 
     @property
@@ -185,7 +194,7 @@ class Settings:
 
     def _check_heads(self) -> None:
         """Raise RunError if a built-in decoder cannot have this number of heads."""
-        if self.model in ("llama", "gpt2") and self.width % self.heads:
+        if self.model in BUILT_IN and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
             problem = f"a head of width {self.width}/{self.heads} = {self.width // self.heads}"

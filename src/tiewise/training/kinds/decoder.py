@@ -30,11 +30,12 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
 from tiewise.training.built_models import build_with_random_tables, causal_model
+from tiewise.training.config_width import config_path
 from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.document_losses import TextUnits
 from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 from tiewise.training.run import Kind, prepare_blocks
-from tiewise.training.settings import Settings
+from tiewise.training.settings import BUILT_IN, Settings
 from tiewise.training.trainer import ADAM_BETAS, Job, TiewiseTrainer
 
 # Names of the feed-forward width in families' configs; `match parameters` changes it.
@@ -241,11 +242,9 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
 
 def _config_of_file(settings: Settings, vocab: int, feed_forward: int | None) -> Any:
     """Configure the body by the settings' `config.json`, with another vocabulary."""
-    path = Path(settings.model)
-    if path.is_dir():
-        path = path / "config.json"
+    path = config_path(settings.model)
     if not path.is_file():
-        remedy = suggest_choices(settings.model, ("llama", "gpt2"), "give the path of a config.json, or one of")
+        remedy = suggest_choices(settings.model, BUILT_IN, "give the path of a config.json, or one of")
         raise RunError(f"unknown model {settings.model!r}", remedy)
     config = _read_config(path)
     if not hasattr(config.get_text_config(), "hidden_size"):
