@@ -7,8 +7,9 @@ models have equally many. Losses are bits per byte, since tokens differ. Each ru
 Fixed before any run: tied less untied in bits per byte at each size, with intervals over seeds and held-out documents
 and Holm's correction over the six sizes. The learning rate of each arm is tuned at each size: a first plan of wider
 models at the default rate was given up after one size, unseen, when tuning removed most differences of another study.
-All runs take about 70 minutes of one core; a second call continues. It is not run yet. The table is printed and written
-to `benchmarks/results/vocabulary.csv`, the curves to `benchmarks/results/curves/vocabulary.jsonl`.
+All runs take about 70 minutes of one core; a second call continues. The table is printed and written to
+`benchmarks/results/vocabulary.csv`, the curves to `benchmarks/results/curves/vocabulary.jsonl`, and the chosen rates to
+`tuned_rates.csv` by the name of the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import study_curves
+from benchmarks import study_curves, tuned_rates
 from benchmarks.study_runs import train_comparison
 from benchmarks.tables import write_table
 from tiewise.training.kinds.decoder import make_config
@@ -76,17 +77,18 @@ def _row(comparison: Comparison, d: Difference) -> dict[str, str]:
     for arm in comparison.arms:
         losses = [run.bits_per_byte for run in comparison.of(arm)]
         row[arm] = f"{sum(losses) / len(losses):.5f}"
-    numbers = {"tied − untied": d.mean, "low": d.low, "high": d.high, "p_holm": d.p}
+    numbers = {"tied − untied": d.mean, "low": d.low, "high": d.high, "p_holm": d.p, "detectable": d.detectable}
     row |= {name: "" if value is None else f"{value:.5f}" for name, value in numbers.items()}
     return row | {"seeds": str(d.n), "documents": str(d.documents)}
 
 
 def main(folder: Path, settings: Settings = SETTINGS, vocabularies: Sequence[int] = VOCABULARIES) -> None:
-    """Train in the folder, and write table and curves."""
+    """Train in the folder, and write table, curves and chosen rates."""
     rows = table(list(train(folder, cells(settings, vocabularies)).values()))
     write_table(CSV_FILE, rows)
     print(CSV_FILE.read_text(encoding="utf-8"))
     study_curves.write(study_curves.collect(folder), study_curves.CURVES / f"{NAME}.jsonl")
+    tuned_rates.replace_rows([folder])
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ from statistics import fmean
 from tiewise.core.measurement import count
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-TUNED_STUDIES = ("gain-by-text", "rank", "scripts", "size-text-matched", "size-text-vocabulary")
+TUNED_STUDIES = ("gain-by-text", "rank", "scripts", "size-text-matched", "size-text-vocabulary", "vocabulary")
 CURVES_STUDY = "gain-by-text"
-AXIS = re.compile(r"(?:^|[-,])(layers|match|text|tokenizer|train_tokens|width)=")  # begins a setting of a cell
+AXIS = re.compile(
+    r"(?:^|[-,])(layers|match|text|tokenizer|train_tokens|vocabulary|width)="
+)  # begins a setting of a cell
 
 
 def tables() -> Iterator[tuple[str, str]]:
@@ -57,7 +59,8 @@ def _axis_in_words(name: str, value: str) -> str:
         words = count(int(words))
     if name in ("match", "text"):
         return words
-    return f"{'V' if name == 'tokenizer' else name.replace('_', ' ')} {words}"
+    names = {"tokenizer": "V", "vocabulary": "V"}
+    return f"{names.get(name, name.replace('_', ' '))} {words}"
 
 
 def _numbers(cell: str) -> list[int]:

@@ -245,6 +245,21 @@ def as_written(rows: Sequence[Row]) -> str:
     return atlas_tuning.markdown(lines)
 
 
+def vocabularies(rows: Sequence[Row]) -> str:
+    """Return the rows of `benchmarks.vocabulary` in Markdown, in bits per byte."""
+    lines = [["V", "steps", "untied", "tied", "tied − untied", "95 % interval", "p, Holm", "could show"]]
+    lines.append(["---:"] * 8)
+    for row in rows:
+        value, low, high, p, least = (
+            float(row[name]) for name in ("tied − untied", "low", "high", "p_holm", "detectable")
+        )
+        difference = signed(value) if p >= 0.05 else f"**{signed(value)}**"
+        sizes = [count(int(row[name])) for name in ("vocabulary", "steps")]
+        losses = [f"{float(row[arm]):.4f}" for arm in ("untied", "tied")]
+        lines.append([*sizes, *losses, difference, f"[{signed(low)}, {signed(high)}]", f"{p:.2g}", plain(least)])
+    return atlas_tuning.markdown(lines)
+
+
 def new_seeds(rows: Sequence[Row]) -> str:
     """Return the rows of `benchmarks.new_seeds` in Markdown: the difference with old and with new seeds."""
     lines = [["study", "cell", "difference", "old seeds", "new seeds", "moved", "bound", "agrees"]]
@@ -277,6 +292,7 @@ RESULT_TABLES = {
     "table_rate": as_written,
     "table_rate_rules": as_written,
     "new_seeds": new_seeds,
+    "vocabulary": vocabularies,
 }
 
 # figures

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import study_curves, vocabulary
+from benchmarks import study_curves, tuned_rates, vocabulary
 from tiewise.training.settings import Settings
 
 
@@ -27,6 +27,7 @@ def test_steps_take_equally_many_operations_by_counts_by_hand():
 def test_small_study_writes_bits_per_byte_and_curves(tmp_path, monkeypatch):
     monkeypatch.setattr(vocabulary, "CSV_FILE", tmp_path / "vocabulary.csv")
     monkeypatch.setattr(study_curves, "CURVES", tmp_path / "curves")
+    monkeypatch.setattr(tuned_rates, "CSV_FILE", tmp_path / "tuned_rates.csv")
     sizes = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 8, "layers": 1}
     small = replace(Settings(arms=("untied", "tied"), seeds=2, text=("synthetic:words=4000",)), **sizes)
     vocabulary.main(tmp_path / "runs", small, (300, 400))
@@ -36,5 +37,6 @@ def test_small_study_writes_bits_per_byte_and_curves(tmp_path, monkeypatch):
         assert float(row["tied"]) - float(row["untied"]) == pytest.approx(float(row["tied − untied"]), abs=2e-5)
         assert float(row["low"]) <= float(row["tied − untied"]) <= float(row["high"])
         assert row["seeds"] == "2"
+        assert float(row["detectable"]) > 0
     assert int(rows[1]["steps"]) < int(rows[0]["steps"]) == 8
     assert len(study_curves.read(tmp_path / "curves" / "vocabulary.jsonl")) == 8
