@@ -13,7 +13,15 @@ from statistics import fmean
 from tiewise.core.measurement import count
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-TUNED_STUDIES = ("gain-by-text", "rank", "scripts", "size-text-matched", "size-text-vocabulary", "vocabulary")
+TUNED_STUDIES = (
+    "causes",
+    "gain-by-text",
+    "rank",
+    "scripts",
+    "size-text-matched",
+    "size-text-vocabulary",
+    "vocabulary",
+)
 CURVES_STUDY = "gain-by-text"
 AXIS = re.compile(
     r"(?:^|[-,])(layers|match|text|tokenizer|train_tokens|vocabulary|width)="
@@ -63,9 +71,9 @@ def _axis_in_words(name: str, value: str) -> str:
     return f"{names.get(name, name.replace('_', ' '))} {words}"
 
 
-def _numbers(cell: str) -> list[int]:
+def _numbers(cell: str) -> list[float]:
     """Return the numbers in the name of a cell, by which cells are sorted."""
-    return [int(part) for part in cell.replace("=", "-").split("-") if part.isdecimal()]
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", cell)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Stop:
 
 def best_steps(study: str) -> str:
     """Return, by amount of text and arm, which step is best and by how much the last step is worse."""
-    stops: dict[int, dict[str, list[Stop]]] = {}
+    stops: dict[float, dict[str, list[Stop]]] = {}
     for run in _runs(RESULTS / "curves" / f"{study}.jsonl"):
         stop = Stop(run["selected"], run["tune_nll"][-1] - min(run["tune_nll"]))
         [tokens] = _numbers(run["cell"])
@@ -88,7 +96,7 @@ def best_steps(study: str) -> str:
     lines = [["train tokens", *header], ["---:"] * (1 + len(header))]
     for tokens, by_arm in sorted(stops.items()):
         cells = [text for arm in arms for text in _arm_cells(by_arm[arm])]
-        lines.append([count(tokens), *cells])
+        lines.append([count(int(tokens)), *cells])
     return markdown(lines)
 
 

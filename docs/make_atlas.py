@@ -507,7 +507,7 @@ def causes(rows: list[Row]) -> str:
         row["between"] = {"0": "no layers"}.get(row["layers"], f"{row['layers']} layers")
     lines = lines_by(rows, "between", "nats")
     ticks = [(spot.x, f"{spot.x:g}") for spot in next(iter(lines.values()))]
-    note = "Bars: 95 % intervals over seeds. Dotted: the floor that theory gives a model without layers."
+    note = "Bars: 95 % intervals over seeds and documents. Dotted: the floor that theory gives symmetric logits."
     return chart(
         "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word",
         note,
