@@ -6,7 +6,8 @@ models have equally many. Losses are bits per byte, since tokens differ. Each ru
 
 Fixed before any run: tied less untied in bits per byte at each size, with intervals over seeds and held-out documents
 and Holm's correction over the six sizes. The learning rate of each arm is tuned at each size: a first plan of wider
-models at the default rate was given up after one size, unseen, when tuning removed most differences of another study.
+models at the default rate was stopped within its first size, its losses not looked at, when tuning removed most
+differences of another study.
 All runs take about 70 minutes of one core; a second call continues. The table is printed and written to
 `benchmarks/results/vocabulary.csv`, the curves to `benchmarks/results/curves/vocabulary.jsonl`, and the chosen rates to
 `tuned_rates.csv` by the name of the folder.

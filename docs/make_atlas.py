@@ -292,6 +292,7 @@ RESULT_TABLES = {
     "table_rate": as_written,
     "table_rate_rules": as_written,
     "new_seeds": new_seeds,
+    "language_floors": as_written,
     "vocabulary": vocabularies,
 }
 
@@ -507,7 +508,7 @@ def causes(rows: list[Row]) -> str:
         row["between"] = {"0": "no layers"}.get(row["layers"], f"{row['layers']} layers")
     lines = lines_by(rows, "between", "nats")
     ticks = [(spot.x, f"{spot.x:g}") for spot in next(iter(lines.values()))]
-    note = "Bars: 95 % intervals over seeds and documents. Dotted: the floor that theory gives symmetric logits."
+    note = "Bars: 95 % intervals over seeds and documents. Dotted: what symmetric logits lose at best."
     return chart(
         "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word",
         note,

@@ -93,20 +93,32 @@ class Language:
 
         return float(scipy.optimize.brentq(missing, 0.5, 1))
 
+    def rank_weights(self) -> np.ndarray:
+        """Return the probability of each rank, float64[ranks]."""
+        weights: np.ndarray = np.arange(1.0, self.types // (CLASSES * self.scripts) + 1) ** -self.zipf
+        weights /= weights.sum()
+        return weights
+
+    def moves(self) -> tuple[float, float, float]:
+        """Return the probabilities that the next word's class is the same, one step forward, and one step back."""
+        return 1 - MOVES, MOVES * self.forward, MOVES * (1 - self.forward)
+
+    def words_of(self, script: int) -> list[str]:
+        """Return the words of a script. The word at 3 r + c has rank r and class c, both from 0."""
+        return _spell_words(_LETTERS[script], len(self.rank_weights()) * CLASSES)
+
     def documents(self) -> Iterator[str]:
         """Yield the documents, with a space before each word, so that all tokens have one form."""
         draw = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(0)))
-        ranks = self.types // (CLASSES * self.scripts)
-        weights = np.arange(1.0, ranks + 1) ** -self.zipf
-        weights /= weights.sum()
-        moved = (1 - MOVES, MOVES * self.forward, MOVES * (1 - self.forward))
-        words = [_spell_words(letters, ranks * CLASSES) for letters in _LETTERS[: self.scripts]]
+        weights = self.rank_weights()
+        moved = self.moves()
+        words = [self.words_of(script) for script in range(self.scripts)]
         for _ in range(self.words // LENGTH):
             steps = draw.choice((0, 1, -1), LENGTH, p=moved)
             classes = (draw.randint(CLASSES) + np.cumsum(steps)) % CLASSES
             changes = np.where(draw.random_sample(LENGTH) < STAYS, 0, draw.randint(self.scripts, size=LENGTH))
             scripts = (draw.randint(self.scripts) + np.cumsum(changes)) % self.scripts
-            numbers = draw.choice(ranks, LENGTH, p=weights) * CLASSES + classes
+            numbers = draw.choice(len(weights), LENGTH, p=weights) * CLASSES + classes
             places = zip(scripts.tolist(), numbers.tolist(), strict=True)
             yield "".join(f" {words[script][number]}" for script, number in places)
 
