@@ -17,6 +17,7 @@ TUNED_STUDIES = (
     "causes",
     "gain-by-text",
     "rank",
+    "rank-matched",
     "scripts",
     "size-text-matched",
     "size-text-vocabulary",
