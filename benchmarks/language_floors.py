@@ -2,7 +2,8 @@
 
 FOLDER is a finished `tiewise sweep causes`. A model without layers reads one word. With two tables it can reach the
 probability of the next word given that word. Symmetric logits can reach no more than the probability of the next word
-alone, because all that a word tells of the next one in these languages is irreversible (`synthetic`). Both losses are
+alone, because all that a word tells of the next one in these languages is irreversible (`synthetic`). (Ends of
+documents are reversible, and worth 0.0001 nats.) Both losses are
 those of the true probabilities on the tokens that the models are measured on. The table is printed and written to
 `benchmarks/results/language_floors.csv`.
 """
@@ -33,6 +34,7 @@ class Floors:
 
     alone: float  # of the next token alone, the best that symmetric logits reach
     pairs: float  # of the next token given one before it, the best that two tables reach
+    tokens: int  # number of predicted tokens
 
 
 class TrueProbabilities:
@@ -71,7 +73,7 @@ def floors(language: Language, tokens: list[str], length: int) -> Floors:
     true = TrueProbabilities(language)
     alone = [true.alone(token) for _, token in predicted]
     pairs = [true.after(before, token) for before, token in predicted]
-    return Floors(-float(np.log(alone).mean()), -float(np.log(pairs).mean()))
+    return Floors(-float(np.log(alone).mean()), -float(np.log(pairs).mean()), len(predicted))
 
 
 def heldout_tokens(text: PreparedText) -> list[str]:
@@ -80,10 +82,16 @@ def heldout_tokens(text: PreparedText) -> list[str]:
 
 
 def row(cell: Path) -> dict[str, str]:
-    """Return the row of one cell: exact losses, and by how much each arm is above the one that it can reach."""
+    """Return the row of one cell: exact losses, and by how much each arm is above the one that it can reach.
+
+    Raises ValueError if the models were measured on other tokens.
+    """
     comparison = Comparison.from_dict(read_json(cell / RESULTS))
     [name] = comparison.data["texts"]
     exact = floors(Language.parse(name), heldout_tokens(load_prepared(cell / "data")), comparison.setting["length"])
+    measured = comparison.runs[0].documents
+    if measured is None or sum(measured.tokens) != exact.tokens:
+        raise ValueError(f"{cell}: the models were not measured on the whole held-out text")
     tied, untied = (np.mean([run.heldout_nll for run in comparison.of(arm)]) for arm in ("tied", "untied"))
     numbers = {
         "symmetric": exact.alone,

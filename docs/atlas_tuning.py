@@ -56,8 +56,13 @@ def _rate_text(row: dict[str, str]) -> str:
 
 
 def cell_in_words(cell: str) -> str:
-    """Return the folder name of a cell as text: "train tokens 12,500, V 512"."""
-    parts = AXIS.split(cell)[1:]  # name, value, name, value …
+    """Return the folder name of a cell as text: "train tokens 12,500, V 512".
+
+    Raises ValueError for an axis that `AXIS` lacks.
+    """
+    before, *parts = AXIS.split(cell)  # name, value, name, value …
+    if before or any("=" in value and not value.startswith("synthetic-") for value in parts[1::2]):
+        raise ValueError(f"{cell}: add its axis to AXIS")
     return ", ".join(_axis_in_words(name, value) for name, value in zip(parts[::2], parts[1::2], strict=True))
 
 

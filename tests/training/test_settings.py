@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 import yaml
@@ -53,6 +54,8 @@ def test_default_learning_rate_is_inverse_to_width_and_written_to_run_file(tmp_p
     [
         {"model_type": "qwen2", "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
         {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2},
+        {"model_type": "ctrl", "n_embd": 32, "n_layer": 1, "n_head": 2},
+        {"model_type": "xlm", "emb_dim": 32},
         {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 32}},
     ],
     ids=lambda config: config["model_type"],
@@ -67,6 +70,11 @@ def test_default_learning_rate_follows_width_of_config_file(tmp_path, config, gi
 def test_unreadable_config_file_is_left_to_the_builder_of_the_model(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     assert Settings(model=str(tmp_path), width=64).checked().learning_rate == 0.008
+
+
+def test_pipe_as_config_file_is_left_to_the_builder_of_the_model(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    assert Settings(model=str(tmp_path / "config.json"), width=64).checked().learning_rate == 0.008
 
 
 def test_given_learning_rate_and_that_of_recipe_hold_at_any_width():

@@ -444,12 +444,13 @@ def products_for(settings: Settings, vocab: int) -> ProductChoice:
 
     All runs use one choice, and a resume keeps it.
     """
-    through = settings.batch * settings.length * settings.width  # numbers that pass from one matrix to the next
+    width = settings.body_width
+    through = settings.batch * settings.length * width  # numbers that pass from one matrix to the next
     on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
     choice = choose_products("auto", through * vocab if on_cpu else 0)
     if choice.product == "default" or choice.default_ms is None:
         return choice
-    if through * settings.width >= LARGE:
+    if through * width >= LARGE:
         return choice
     # the trial timed the loss. In a small body oneDNN gains nothing, and its attention took seven times as long
     return replace(choice, product="default", reason=f"{choice.reason}; the body's are too small for it")

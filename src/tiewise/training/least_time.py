@@ -89,7 +89,7 @@ def _operations(settings: Settings, tunes: bool) -> float:
     few = POINT_BLOCKS * settings.length
     read = min(judged, few) + POINTS * min(tune, few) + 2 * min(judged, measured)
     trained = LEAST_STEPS * settings.batch * settings.accumulate * settings.length
-    return (2.0 * read + 6.0 * trained) * (settings.width * vocab + body)
+    return (2.0 * read + 6.0 * trained) * (settings.body_width * vocab + body)
 
 
 def _is_builtin(settings: Settings) -> bool:

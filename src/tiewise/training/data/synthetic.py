@@ -100,7 +100,7 @@ class Language:
         return weights
 
     def moves(self) -> tuple[float, float, float]:
-        """Return the probabilities that the next word's class is the same, one step forward, and one step back."""
+        """Return the probabilities of the next word's class: the same, one step forward, one step back."""
         return 1 - MOVES, MOVES * self.forward, MOVES * (1 - self.forward)
 
     def words_of(self, script: int) -> list[str]:
