@@ -138,7 +138,6 @@ SEVERAL_TYPES = {  # modules that name several model types for another reason th
     "planning/model_families.py": "one reader of several families",
     "training/kinds/decoder.py": "bodies that `train` builds",
     "training/kinds/seq2seq.py": "bodies that `train` builds",
-    "training/least_time.py": "bodies that `train` builds",
     "training/settings.py": "bodies that `train` builds",
 }
 
