@@ -476,6 +476,24 @@ def test_ctrl_c_between_calls_raises_at_start_of_next_call():
 
 
 @pytest.mark.slow
+def test_worker_can_be_stopped_if_its_parent_ignores_ctrl_c():
+    """Shells start jobs with & so, and nohup too; without a stop, one failed run waits for the end of all others."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker = Worker()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert worker.next_message() == ("ready",)
+    worker.send(pickle.dumps(partial(time.sleep, PATIENCE)))
+    begin = time.monotonic()
+    worker.stop()
+    name, error = worker.next_message()
+    worker.end()
+    assert name == "error"
+    assert isinstance(pickle.loads(error), KeyboardInterrupt)
+    assert time.monotonic() - begin < PATIENCE / 2
+
+
 def test_ctrl_c_after_run_ends_keeps_its_value_and_interrupts_next_run(capfd):
     worker = Worker()
     try:

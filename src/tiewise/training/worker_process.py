@@ -112,8 +112,10 @@ class Worker:
 
 def serve(descriptor: int) -> None:
     """Do the calls from a connection in a worker's process, until the parent is gone."""
-    if hasattr(signal, "pthread_sigmask"):  # Ray's processes ignore Ctrl-C, and a process inherits that
+    # The parent stops this process by Ctrl-C. What it inherits may block that (Ray) or ignore it (nohup, jobs with &).
+    if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     listen_for_ctrl_c()
     settle()
     connection = Connection(descriptor)
@@ -138,8 +140,7 @@ def serve(descriptor: int) -> None:
         send(("at", text, n, of))
 
     press = _PressInCall()
-    if signal.getsignal(signal.SIGINT) is raise_at_ctrl_c:
-        signal.signal(signal.SIGINT, press)
+    signal.signal(signal.SIGINT, press)
     Thread(target=receive, daemon=True).start()
     send(("ready",))
     while True:
