@@ -3,9 +3,8 @@
 FOLDER is a finished `tiewise sweep causes`. A model without layers reads one word. With two tables it can reach the
 probability of the next word given that word. Symmetric logits can reach no more than the probability of the next word
 alone, because all that a word tells of the next one in these languages is irreversible (`synthetic`). (Ends of
-documents are reversible, and worth 0.0001 nats.) Both losses are
-those of the true probabilities on the tokens that the models are measured on. The table is printed and written to
-`benchmarks/results/language_floors.csv`.
+documents are reversible, and worth 0.0001 nats.) Both losses are those of the true probabilities on the tokens that the
+models are measured on. The table is printed and written to `benchmarks/results/language_floors.csv`.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ TUNED_STUDIES = (
     "vocabulary",
 )
 CURVES_STUDY = "gain-by-text"
-AXIS = re.compile(
-    r"(?:^|[-,])(layers|match|text|tokenizer|train_tokens|vocabulary|width)="
-)  # begins a setting of a cell
+# begins a setting in the name of a cell
+AXIS = re.compile(r"(?:^|[-,])(layers|match|text|tokenizer|train_tokens|vocabulary|width)=")
 
 
 def tables() -> Iterator[tuple[str, str]]:

@@ -475,7 +475,6 @@ def test_ctrl_c_between_calls_raises_at_start_of_next_call():
         press.start_call()
 
 
-@pytest.mark.slow
 def test_worker_can_be_stopped_if_its_parent_ignores_ctrl_c():
     """Shells start jobs with & so, and nohup too; without a stop, one failed run waits for the end of all others."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -494,6 +493,7 @@ def test_worker_can_be_stopped_if_its_parent_ignores_ctrl_c():
     assert time.monotonic() - begin < PATIENCE / 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_after_run_ends_keeps_its_value_and_interrupts_next_run(capfd):
     worker = Worker()
     try:
