@@ -160,15 +160,19 @@ def tested(means: Sequence[Estimate]) -> list[tuple[float, float]]:
     return list(zip(holm_adjusted(p), holm_levels(p), strict=True))
 
 
+def marked(value: float, p: float, digits: int = 4) -> str:
+    """Return a difference as text, in bold if it is significant."""
+    return f"**{signed(value, digits)}**" if p < 0.05 else signed(value, digits)
+
+
 def contrast(mean: Estimate, p: float, level: float, digits: int) -> tuple[str, str, str]:
     """Return the texts of a difference: its value, its interval, and the detectable difference.
 
     The value is bold if it is significant. A repetition detects the last one in 80 of 100 cases.
     """
-    value = signed(mean.value, digits)
     least = detectable_difference(mean.rows - 1, level) * (mean.high - mean.value) / critical_t(mean.rows - 1)
     interval = f"[{signed(mean.low, digits)}, {signed(mean.high, digits)}]"
-    return value if p >= 0.05 else f"**{value}**", interval, plain(least, digits)
+    return marked(mean.value, p, digits), interval, plain(least, digits)
 
 
 def objectives(rows: Sequence[Row]) -> str:
@@ -213,11 +217,10 @@ def contrasts(rows: Sequence[Row]) -> str:
     lines = [[*header, "of reference"], ["---", "---", "---", *["---:"] * 5]]
     for row in rows:
         mean, low, high, p = (float(row[name]) for name in ("difference", "low", "high", "p_holm"))
-        value = signed(mean) if p >= 0.05 else f"**{signed(mean)}**"
         cell = count(int(row["cell"].removeprefix("train_tokens=")))
         sizes = [count(int(row[name])) for name in ("parameters", "reference_parameters")]
         interval = f"[{signed(low)}, {signed(high)}]"
-        lines.append([cell, row["arm"], row["reference"], value, interval, f"{p:.2g}", *sizes])
+        lines.append([cell, row["arm"], row["reference"], marked(mean, p), interval, f"{p:.2g}", *sizes])
     return atlas_tuning.markdown(lines)
 
 
@@ -253,10 +256,9 @@ def vocabularies(rows: Sequence[Row]) -> str:
         value, low, high, p, least = (
             float(row[name]) for name in ("tied − untied", "low", "high", "p_holm", "detectable")
         )
-        difference = signed(value) if p >= 0.05 else f"**{signed(value)}**"
         sizes = [count(int(row[name])) for name in ("vocabulary", "steps")]
         losses = [f"{float(row[arm]):.4f}" for arm in ("untied", "tied")]
-        lines.append([*sizes, *losses, difference, f"[{signed(low)}, {signed(high)}]", f"{p:.2g}", plain(least)])
+        lines.append([*sizes, *losses, marked(value, p), f"[{signed(low)}, {signed(high)}]", f"{p:.2g}", plain(least)])
     return atlas_tuning.markdown(lines)
 
 
