@@ -5,6 +5,8 @@ Later sources override earlier ones.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,15 +156,24 @@ def chosen_texts(text: list[str] | None, recipe: str | None, corpus: str | None)
     """
     if recipe is None and corpus is not None:
         _refuse_corpus(corpus)
-    # an ALBERT is trained on any text, the other recipes on a corpus of words
-    needs_corpus = recipe is not None and not recipe.startswith("albert")
-    if needs_corpus and (text or corpus is None):
-        raise RunError(f"--recipe {recipe} needs one corpus", "name its folder, and leave --text out")
+    if recipe is not None and (text or corpus is None):
+        _refuse_lack_of_corpus(recipe, corpus, text)
     if text and corpus is not None:
         raise RunError(f"{corpus!r} and --text", "name the text once")
     if corpus is not None:
         return (corpus,)
     return tuple(text or ())
+
+
+def _refuse_lack_of_corpus(recipe: str, corpus: str | None, text: list[str] | None) -> None:
+    """Raise RunError for a recipe that needs a corpus of words. An ALBERT is trained on any text."""
+    if recipe.startswith("albert"):
+        return
+    if corpus is not None:
+        raise RunError(f"--recipe {recipe} needs one corpus", f"leave --text out, and {corpus!r} is read")
+    folder = next(filter(os.path.isdir, text or ()), "CORPUS")
+    example = f"--recipe {recipe} {shlex.quote(folder)}"
+    raise RunError(f"--recipe {recipe} needs one corpus", f"name its folder without --text: {example}")
 
 
 def _refuse_corpus(corpus: str) -> None:
