@@ -45,8 +45,10 @@ def test_machine_detects_possible_gpu_from_device_files(device, may_have, tmp_pa
     assert Machine.here().may_have_gpu is may_have
 
 
-def test_least_time_constants_match_short_trials():
-    assert tuning.least_trials_per_arm() == least_time.TRIALS
+@pytest.mark.parametrize("table_rate", [None, 0.064])
+def test_least_time_constants_match_short_trials(table_rate):
+    settings = Settings(tune=True, table_rate=table_rate)
+    assert tuning.least_trials_per_arm(settings) == least_time._trials_per_arm(settings)
     assert tuning.TRIAL_TOKENS == least_time.TRIAL_TOKENS
     assert short_trials.LEAST_STEPS == least_time.LEAST_STEPS
 

@@ -313,6 +313,27 @@ def test_detected_difference_at_one_learning_rate_suggests_tune(tune, untied, sa
 
 
 @pytest.mark.parametrize(
+    ("setting", "untied", "says"),
+    [
+        ({"tune": True, "table_rate": None}, (5.1, 5.101, 5.099), True),
+        ({"tune": True, "table_rate": 0.064}, (5.1, 5.101, 5.099), False),
+        ({"tune": True}, (5.1, 5.101, 5.099), False),  # a kind of run whose tables cannot have their own
+        ({"tune": False, "table_rate": None}, (5.1, 5.101, 5.099), False),
+        ({"tune": True, "table_rate": None}, (5.1, 4.9, 5.0), False),
+    ],
+)
+def test_detected_difference_after_tuning_suggests_rate_of_tables(setting, untied, says):
+    found = comparison(runs_of("tied", (5.0, 5.001, 4.999)) + runs_of("untied", untied), **setting)
+    notes = [line for line in explanations(found) if "table_rate" in line]
+    assert len(notes) == says
+    assert all(
+        line == "Each arm has one learning rate; --set table_rate=8 lets --tune choose that of its tables, which can "
+        "change a difference."
+        for line in notes
+    )
+
+
+@pytest.mark.parametrize(
     ("tied", "untied", "arms", "says"),
     [
         (

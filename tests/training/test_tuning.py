@@ -1,5 +1,6 @@
 """Tests of the trials that choose learning rates: each arm has the same ones, and the tuning split decides."""
 
+import json
 import math
 import signal
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tiewise.core.errors import RunError
+from tiewise.report.comparison_page import render
 from tiewise.training import compare, tuning
 from tiewise.training.compare import finish, finish_element
 from tiewise.training.folder import read_json
@@ -111,12 +113,14 @@ def test_trial_is_judged_at_its_best_step(tiny_settings, tmp_path, lines, two_tr
     assert any(result.heldout_nll < result.last.heldout_nll for result in judged)
 
 
-def losses_by_rate(optimum):
-    """Return a function of a trial whose loss is least at a learning rate, and which trains nothing."""
+def losses_by_rate(optimum, table_optimum):
+    """Return a function of a trial whose loss is least at given learning rates, and which trains nothing."""
 
     def train_nothing(trial):
         trial.folder.mkdir(parents=True)
         nll = 5 + abs(math.log2(trial.settings.learning_rate / optimum[trial.arm]))
+        if table_optimum:
+            nll += abs(math.log2(trial.settings.table_rate / table_optimum[trial.arm]))
         return SimpleNamespace(result=SimpleNamespace(heldout_nll=nll))
 
     return train_nothing
@@ -124,20 +128,25 @@ def losses_by_rate(optimum):
 
 @pytest.fixture
 def chosen_by(tiny_settings, tmp_path, job, monkeypatch):
-    """Return a function that tunes tied and untied with given optima; the given rate is 0.004."""
+    """Return a function that tunes tied and untied with given optima.
 
-    def chosen(optimum, may_add=True):
-        jobs = [job(tiny_settings(learning_rate=0.004, tune=True), tmp_path, arm=arm) for arm in optimum]
-        monkeypatch.setattr(tuning, "train", losses_by_rate(optimum))
+    The given rate is 0.004; that of tables is 0.064 if they have an optimum of their own.
+    """
+
+    def chosen(optimum, table_optimum=None, may_add=True):
+        settings = tiny_settings(learning_rate=0.004, table_rate=0.064 if table_optimum else None, tune=True)
+        jobs = [job(settings, tmp_path, arm=arm) for arm in optimum]
+        monkeypatch.setattr(tuning, "train", losses_by_rate(optimum, table_optimum))
         workers = SimpleNamespace(each=lambda work, trials, show, done: [done(one, work(one)) for one in trials])
         ended, added = [], []
         bar = SimpleNamespace(show=None, ended=lambda job, line="": ended.append(job), add=added.extend)
         tuned, records = tuning.tune(jobs, tmp_path, workers, bar, may_add=may_add)
-        assert len(ended) == len(records) == 5 * len(jobs) + len(added)
-        rates = [one.settings.learning_rate for one in tuned]
+        assert len(ended) == len(records) == tuning.least_trials_per_arm(settings) * len(jobs) + len(added)
         before = tuning.tuned_before(jobs, tmp_path, "--element 1", may_add=may_add)
-        assert [one.settings.learning_rate for one in before] == rates
-        return rates, records
+        assert [one.settings for one in before] == [one.settings for one in tuned]
+        if table_optimum:
+            return [(one.settings.learning_rate, one.settings.table_rate) for one in tuned], records
+        return [one.settings.learning_rate for one in tuned], records
 
     return chosen
 
@@ -163,3 +172,56 @@ def test_no_rates_are_added_if_their_time_was_not_counted(chosen_by):
     rates, records = chosen_by({"tied": 0.03}, may_add=False)
     assert rates == [0.016]
     assert len(records) == 5
+
+
+def test_rate_of_tables_is_chosen_with_the_best_learning_rate_of_each_arm(chosen_by):
+    rates, records = chosen_by({"tied": 0.002, "untied": 0.008}, {"tied": 0.032, "untied": 0.25})
+    assert rates == [(0.002, 0.032), (0.008, 0.256)]
+    tied = [(r["learning_rate"], r["table_rate"]) for r in records if r["arm"] == "tied"]
+    first = [(rate, 0.064) for rate in (0.001, 0.002, 0.004, 0.008, 0.016)]
+    second = [(0.002, rate) for rate in (0.016, 0.032, 0.128, 0.256, 0.512)]  # 0.512: untied is best at 0.256
+    assert tied == sorted(first + second)
+    assert list(tuning.rates_at_the_edge(records)) == []
+
+
+def test_note_names_rate_of_tables_at_the_edge(chosen_by):
+    _, records = chosen_by({"tied": 0.002}, {"tied": 10.0}, may_add=False)
+    assert len(records) == 9
+    [note] = tuning.rates_at_the_edge(records)
+    assert note == (
+        "tune tied: the best table rate 0.256 is the largest of the trials; --set table_rate=0.256 tries others"
+    )
+
+
+def test_runs_have_the_chosen_rate_of_tables(tiny_settings, tmp_path, lines, two_trials, monkeypatch):
+    rates = {}
+
+    def noted(job):
+        if job.split == "heldout":
+            rates[job.arm] = (job.settings.learning_rate, job.settings.table_rate)
+        return train(job)
+
+    replace_train(monkeypatch, noted)
+    out = lines.begin(tiny_settings(tune=True, table_rate=0.016, steps=20), tmp_path / "out")
+    found = finish(out, lines.display)
+    for arm in ("tied", "untied"):
+        [chosen] = [trial for trial in found.tuning if trial["arm"] == arm and trial["chosen"]]
+        assert rates[arm] == (chosen["learning_rate"], chosen["table_rate"])
+        assert len([trial for trial in found.tuning if trial["arm"] == arm]) == 3
+    assert "learning rate of tables" in render(found)
+
+
+def test_smaller_rates_are_tried_if_all_diverge(chosen_by):
+    rates, records = chosen_by({"tied": math.nan})
+    assert rates == [0.004 / 32]
+    assert [record["nll"] for record in records] == [None] * 8
+    [note] = tuning.rates_at_the_edge(records)
+    assert note == "tune tied: all trials diverged; try lower rates with --set learning_rate"
+
+
+def test_records_that_are_no_trials_are_ignored(tmp_path):
+    trial = {"arm": "tied", "learning_rate": 0.004, "nll": 5.0}
+    lacking = [{name: value for name, value in trial.items() if name != missing} for missing in trial]
+    (tmp_path / "tuning.json").write_text(json.dumps([1, None, *lacking, trial]))
+    notes = tuning.TrialNotes(tmp_path / "tuning.json", print)
+    assert notes.records == {tuning.TrialKey("tied", 0.004): trial}

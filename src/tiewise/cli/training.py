@@ -67,7 +67,7 @@ SELECT = typer.Option(
 TUNE = typer.Option(
     None,
     "--tune/--no-tune",
-    help="Choose the learning rate of each arm by five or more runs on tuning text.",
+    help="Choose the learning rate of each arm, and table_rate if it is given, by five or more runs on tuning text.",
     rich_help_panel=o.TRAINING,
 )
 CONFIG = typer.Option(

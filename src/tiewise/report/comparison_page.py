@@ -116,20 +116,35 @@ def _direct_path_section(comparison: Comparison) -> PageSection:
 
 def _starting_point(comparison: Comparison) -> PageSection:
     """Return the first loss and settings of each arm's first run, and all tuning trials."""
-    chosen = ["arm", "init std", "learning rate"]
+    table_rates = _table_rates(comparison)
+    rates = {"learning_rate": "learning rate"}
+    if table_rates:
+        rates["table_rate"] = "learning rate of tables"
+    losses = ["predicted first loss", "measured first loss"]
     starts = []
     for arm, run in comparison_measurement.first_runs(comparison).items():
         settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
+        if table_rates:
+            settings.append(f"{table_rates[arm]:g}")
         starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
     trials = []
     for trial in comparison.tuning:
-        tried = [trial["arm"], _fact(trial["learning_rate"])]
+        tried = [trial["arm"], *(_fact(trial[name]) for name in rates)]
         trials.append([*tried, plain(trial["nll"]), "chosen" if trial["chosen"] else ""])
     return PageSection(
         "Starting point of each arm",
-        tables=[Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)],
-        folded=[Listing("All tuning trials", ["arm", "learning rate", "nll of the tuning split", ""], trials)],
+        tables=[Listing("Start of each arm", ["arm", "init std", *rates.values(), *losses], starts)],
+        folded=[Listing("All tuning trials", ["arm", *rates.values(), "nll of the tuning split", ""], trials)],
     )
+
+
+def _table_rates(comparison: Comparison) -> dict[str, float]:
+    """Return the learning rate of each arm's tables; nothing if it is that of all parameters."""
+    rate = comparison.setting.get("table_rate")  # not every kind of run has one
+    if rate is None:
+        return {}
+    chosen = {trial["arm"]: trial.get("table_rate", rate) for trial in comparison.tuning if trial["chosen"]}
+    return dict.fromkeys(comparison.arms, rate) | chosen
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

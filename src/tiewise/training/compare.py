@@ -304,7 +304,7 @@ def _steps_of_arm(settings: Settings) -> int:
     """Return the total steps of an arm's runs and of its first trials."""
     runs = settings.seeds
     if settings.tune:
-        runs += least_trials_per_arm()
+        runs += least_trials_per_arm(settings)
     return runs * settings.steps
 
 

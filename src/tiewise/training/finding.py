@@ -23,6 +23,7 @@ from tiewise.training.settings import Settings
 from tiewise.training.verdicts import BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE, verdict_of, with_verdicts
 
 UNEQUAL = 0.05  # share of the reference's parameters from which `--match parameters` is advised
+TABLE_FACTOR = 8  # best rate of tables over that of the body in small decoders, at least (docs/dev/atlas.md)
 UNKNOWN = "unknown"
 OUTCOMES = *VERDICTS, UNKNOWN
 
@@ -101,7 +102,7 @@ def explanations(comparison: Comparison) -> list[str]:
     lines = [_best_steps(comparison), descent_note(comparison.descents)]
     lines += [_at_last_step(comparison, arm) for arm in others] + [sample_note(comparison)]
     lines += [_power(comparison, arm) for arm in others] + [_by_frequency(comparison, arm) for arm in others]
-    lines.append(_one_rate(comparison))
+    lines.append(_rate_to_choose(comparison))
     if any(_advises_match(comparison, arm) for arm in others):
         lines.append("The arms differ in size; --match parameters compares equal sizes.")
     return [line for line in lines if line]
@@ -123,18 +124,28 @@ def _best_steps(comparison: Comparison) -> str:
     return f"{best} The results are those of these steps; --select last keeps the last ones."
 
 
-def _one_rate(comparison: Comparison) -> str:
-    """Return the rate of all arms; "" after tuning, or if no difference is detected.
+def _rate_to_choose(comparison: Comparison) -> str:
+    """Return the option that chooses another rate for each arm; "" without a detected difference.
 
-    In the atlas, most differences of tied and untied models vanish at the best rate of each.
+    In the atlas, most differences of tied and untied models vanish at the best rate of each, and grow again where
+    tables have their own.
     """
     outcomes = {_outcome(d) for d in comparison.differences if d.metric == "heldout_nll"}
-    if comparison.setting.get("tune") or outcomes.isdisjoint((BETTER, WORSE)):
+    if outcomes.isdisjoint((BETTER, WORSE)):
         return ""
-    rate = comparison.runs[0].learning_rate
-    return (
-        f"All arms have the learning rate {rate:g}; --tune compares the best rate of each, which can end a difference."
-    )
+    rate, setting = comparison.runs[0].learning_rate, comparison.setting
+    if not setting.get("tune"):
+        return (
+            f"All arms have the learning rate {rate:g}; --tune compares the best rate of each, which can end a "
+            "difference."
+        )
+    is_sharded = comparison.env.get("processes", 1) > 1  # no rate of tables then
+    if setting.get("table_rate", rate) is None and not is_sharded:  # a kind without this setting does not record it
+        return (
+            f"Each arm has one learning rate; --set table_rate={TABLE_FACTOR * rate:g} lets --tune choose that of its "
+            "tables, which can change a difference."
+        )
+    return ""
 
 
 def _range_in_words(low: int, high: int) -> str:

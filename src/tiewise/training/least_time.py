@@ -21,7 +21,7 @@ BUILTIN = 3.0  # seconds to parse the modules of the standard library and to tra
 RUN = 0.05  # seconds to build, save and report one run
 OPERATIONS = 1.5e11  # fp32 operations of one core per second in matrix products; small models reach a third
 LEAST_STEPS = 20  # fewest steps of a run
-TRIALS = 5  # tuning runs per arm
+TRIALS = 5  # tuning runs per arm for each rate; the second rate shares one with the first
 TRIAL_TOKENS = 32_768  # tokens of the tuning split that a tuning run is measured on, at most
 POINTS, POINT_BLOCKS = 20, 32  # points of a curve, and blocks of tuning text per point
 # Fewest tokens of the built-in text's held-out and tune splits in any Python, with a vocabulary of at most 4,096.
@@ -53,12 +53,20 @@ def refuse_impossible_minutes(settings: Settings, machine: Machine | None = None
     if machine.may_have_gpu:
         return
     arms = len(settings.arms)
-    runs, trials = settings.seeds * arms, TRIALS * arms if settings.tune else 0
+    runs, trials = settings.seeds * arms, _trials_per_arm(settings) * arms
     work = runs * _operations(settings, tunes=False) + trials * _operations(settings, tunes=True)
     start = START + BUILTIN * _is_builtin(settings)
     seconds = start + (runs + trials) * RUN + work / (machine.cores * OPERATIONS)
     if 60 * settings.minutes < seconds:
         raise _impossible(settings.minutes, seconds, runs, trials, machine.cores)
+
+
+def _trials_per_arm(settings: Settings) -> int:
+    """Return the number of tuning runs that each arm has at least."""
+    if not settings.tune:
+        return 0
+    rates = 1 + (settings.table_rate is not None)
+    return 1 + rates * (TRIALS - 1)
 
 
 def _impossible(minutes: float, seconds: float, runs: int, trials: int, cores: int) -> RunError:

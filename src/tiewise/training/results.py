@@ -282,7 +282,7 @@ class Comparison(PrintedResult):
         data: facts about the text.
         env: versions, machine and chosen kernels.
         runs: one result per arm and seed.
-        tuning: trials: arm, learning_rate, nll on the tuning split, chosen.
+        tuning: trials: arm, learning_rate, table_rate if tables have one, nll on the tuning split, chosen.
         direct_path: direct path of each arm on a few tokens.
         bigrams: keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-
             then-right.

@@ -75,7 +75,7 @@ from tiewise.training.folder import (
 )
 from tiewise.training.measures import MeasuredSplit
 from tiewise.training.results import DENSE, FINAL, RUN_AGAIN, CurvePoint, LastStep, RunResult
-from tiewise.training.settings import Settings, find_kind
+from tiewise.training.settings import DECODER, Settings, find_kind
 from tiewise.training.trackers import without_tracker_output, writes_events
 from tiewise.training.trainer import (
     Events,
@@ -340,7 +340,8 @@ class Kind(ABC):
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return the settings of the models as results.json records them."""
-        recorded = *SHAPE, "table_rate", "match", "select", "margin", "tune", "bf16", "backend"
+        of_decoders = ("table_rate",) if settings.run_kind == DECODER else ()
+        recorded = *SHAPE, *of_decoders, "match", "select", "margin", "tune", "bf16", "backend"
         record = {name: getattr(settings, name) for name in recorded}
         if settings.kind_options is not None:
             record |= vars(settings.kind_options)

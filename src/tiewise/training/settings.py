@@ -78,6 +78,7 @@ def find_kind(kind: str) -> SettingsOfKind:
 
 # Best rate × width of whole decoders at widths 32 to 128 on 400,000 tokens (benchmarks/results/tuned_rates.csv)
 RATE_TIMES_WIDTH = 0.512
+MOST = 1e300  # of a number that trials multiply
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Settings:
         )  # a decoder without layers is the direct path: input embedding and output head
         require(self, "layers", lambda n: n >= least, f"use {least} or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
-        require(self, "learning_rate table_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
+        require(self, "learning_rate table_rate minutes init", lambda x: 0 < x < MOST, "use a positive number")
         require(self, "weight_decay margin", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
         require_choice(self, "match", ("width", "parameters", "flops"))
         require_choice(self, "split", (RANDOM, CONTIGUOUS))

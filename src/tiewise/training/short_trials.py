@@ -120,7 +120,7 @@ class Timetable:
             run = replace(job, settings=replace(s, steps=steps))
             runs.append(pace.seconds(run))
             if tune:
-                trials += least_trials_per_arm() * [pace.seconds(make_trial(run, run.folder))]
+                trials += least_trials_per_arm(s) * [pace.seconds(make_trial(run, run.folder))]
         return self._duration(trials) + self._duration(s.seeds * runs)
 
     def _duration(self, runs: Sequence[float]) -> float:
@@ -148,7 +148,7 @@ class Timetable:
             return LEAST_STEPS - 1 + bisect_right(range(LEAST_STEPS, 1 << 40), left, key=needed)
         tuning, otherwise = "", ""
         if s.tune:
-            tuning = f"{least_trials_per_arm() * len(self.jobs)} tuning runs and "
+            tuning = f"{least_trials_per_arm(s) * len(self.jobs)} tuning runs and "
             otherwise = f", or {_minutes(elapsed + self.seconds(LEAST_STEPS, tune=False))} without tuning"
         runs = f"{s.seeds * len(self.jobs)} runs of {LEAST_STEPS} steps"
         problem = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"

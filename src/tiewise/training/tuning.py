@@ -1,4 +1,4 @@
-"""Trials that choose the learning rate of each arm before the first run (`--tune`).
+"""Trials that choose the learning rates of each arm before the first run (`--tune`).
 
 The learning rate changes a result more than tying does, and its best value differs between arms, so a comparison at
 one rate for all arms also compares that choice. Every arm gets the same trials, with a separate seed: a quarter, half,
@@ -6,8 +6,13 @@ once, twice and four times the given rate. While the best rate of any arm is the
 get the next one, at most 32 times smaller or larger. The lowest loss on the `tune` split, which is neither trained on
 nor reported, wins. With `--minutes`, no rates are added, because their time was not counted.
 
+If tables have their own rate (`table_rate`), it is chosen next, with each arm's best rate of the other parameters:
+
+    learning_rate ¼ ½ 1 2 4, tables as given  →  the best of each arm  →  table_rate ¼ ½ 1 2 4  →  the best of each arm
+
 A trial is a whole run, and is measured at the step whose model a run keeps (`select`). Trials of fewer steps would
-favour larger rates, which learn fast and end worse. `run.yaml` has the given rate, `results.json` the chosen ones.
+favour larger rates, which learn fast and end worse. `run.yaml` has the given rates; `results.json` lists all trials and
+marks the chosen ones.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ from tiewise.core import ranks
 from tiewise.core.errors import RunError
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.run import Outcome, train
+from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
+LEARNING_RATE, TABLE_RATE = "learning_rate", "table_rate"  # settings that trials choose, in this order
 FACTORS: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the given rate, in the first trials
 LEAST_FACTOR, MOST_FACTOR = 1 / 32, 32.0
 TUNING = "tuning.json"  # file of the trials' losses in the folder of a comparison
@@ -54,6 +61,35 @@ class TrialKey(NamedTuple):
 
     arm: str
     learning_rate: float
+    table_rate: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the values as `tuning.json` has them, without a `table_rate` of None."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def rates(self) -> str:
+        """Return the rates as text.
+
+        >>> TrialKey("tied", 0.004, 0.064).rates()
+        'lr 0.004, tables 0.064'
+        """
+        tables = "" if self.table_rate is None else f", tables {self.table_rate:.4g}"
+        return f"lr {self.learning_rate:.4g}{tables}"
+
+    def folder(self) -> str:
+        """Return the name of the trial's folder in that of its arm.
+
+        >>> TrialKey("tied", 0.004, 0.064).folder()
+        'lr-0.004-tables-0.064'
+        """
+        return self.rates().replace(", ", "-").replace(" ", "-")
+
+
+class TrialRound(NamedTuple):
+    """Trials that can be trained at the same time."""
+
+    trials: dict[TrialKey, Job]
+    is_extra: bool  # whether they are beyond the rates that every arm tries
 
 
 def tune(
@@ -62,22 +98,22 @@ def tune(
     """Return the jobs with the learning rates that the trials chose, and records of all trials.
 
     Trials that `tuning.json` lists are not repeated. `may_add` allows rates beyond the first ones. Records are ordered
-    by arm and rate.
+    by arm and rates.
     """
     notes = TrialNotes(out / TUNING, bar.ended)
     trials: dict[TrialKey, Job] = {}
-    for new_trials in _rounds(jobs, out, notes, may_add):
-        if trials:
+    for trial_round in _rounds(jobs, out, notes, may_add):
+        new_trials = {key: trial for key, trial in trial_round.trials.items() if key not in trials}
+        if trial_round.is_extra:
             bar.add(new_trials.values())
         _finish(new_trials, notes, workers, bar.show)
         trials |= new_trials
     best = notes.best_of_arms(trials)
     records = []
     for job in jobs:
-        of_arm = [key for key in trials if key.arm == job.arm]
-        for key in sorted(of_arm, key=lambda key: key.learning_rate):
+        for key in sorted(key for key in trials if key.arm == job.arm):
             records.append({**notes.records[key], "chosen": key == best[job.arm]})
-    return [with_best_rate(job, best) for job in jobs], records
+    return [with_best_rates(job, best) for job in jobs], records
 
 
 def tuned_before(jobs: list[Job], out: Path, option: str, *, may_add: bool) -> list[Job]:
@@ -88,34 +124,46 @@ def tuned_before(jobs: list[Job], out: Path, option: str, *, may_add: bool) -> l
     """
     notes = TrialNotes(out / TUNING, lambda job, line="": None)
     trials: dict[TrialKey, Job] = {}
-    for new_trials in _rounds(jobs, out, notes, may_add):
-        if not notes.has_all(new_trials):
+    for trial_round in _rounds(jobs, out, notes, may_add):
+        if not notes.has_all(trial_round.trials):
             problem = f"{option}: the tuning trials of {out} have not finished"
             raise RunError(problem, f"finish them with `tiewise compare --out {out} --resume`")
-        trials |= new_trials
+        trials |= trial_round.trials
     best = notes.best_of_arms(trials)
-    return [with_best_rate(job, best) for job in jobs]
+    return [with_best_rates(job, best) for job in jobs]
 
 
-def _rounds(jobs: list[Job], out: Path, notes: TrialNotes, may_add: bool) -> Iterator[dict[TrialKey, Job]]:
-    """Yield the first trials, then those beyond the ends if `may_add`.
+def tuned_rates(settings: Settings) -> tuple[str, ...]:
+    """Return the names of the rates that trials choose, in their order."""
+    return (LEARNING_RATE,) if settings.table_rate is None else (LEARNING_RATE, TABLE_RATE)
+
+
+def _rounds(jobs: list[Job], out: Path, notes: TrialNotes, may_add: bool) -> Iterator[TrialRound]:
+    """Yield the trials of each rate: the first ones, then those beyond the ends if `may_add`.
 
     An end is passed while an arm has its best rate there, so the notes need the losses of all earlier trials.
     """
-    yield _trials(jobs, out, FACTORS)
-    tried = FACTORS
-    while may_add:
-        best = notes.best_of_arms(_trials(jobs, out, tried))
-        factors = _factors_beyond(tried, jobs, best)
-        if not factors:
-            return
-        yield _trials(jobs, out, factors)
-        tried += factors
+    for name in tuned_rates(jobs[0].settings):
+        trials = _trials(jobs, out, name, FACTORS)
+        yield TrialRound(trials, is_extra=False)
+        tried = FACTORS
+        while may_add:
+            factors = _factors_beyond(tried, name, jobs, notes.best_of_arms(trials))
+            if not factors:
+                break
+            extra_trials = _trials(jobs, out, name, factors)
+            yield TrialRound(extra_trials, is_extra=True)
+            trials |= extra_trials
+            tried += factors
+        best = notes.best_of_arms(trials)
+        jobs = [with_best_rates(job, best) for job in jobs]
 
 
-def _factors_beyond(tried: Iterable[float], jobs: list[Job], best: Mapping[str, TrialKey]) -> tuple[float, ...]:
+def _factors_beyond(
+    tried: Iterable[float], name: str, jobs: list[Job], best: Mapping[str, TrialKey]
+) -> tuple[float, ...]:
     """Return the next factor beyond each end where an arm has its best rate."""
-    best_factors = {best[job.arm].learning_rate / job.settings.peak_rate for job in jobs}
+    best_factors = {getattr(best[job.arm], name) / _rate_in_settings(job, name) for job in jobs}
     smallest, largest = min(tried), max(tried)
     factors = []
     if smallest in best_factors and smallest > LEAST_FACTOR:
@@ -143,18 +191,20 @@ class TrialNotes:
         """Read the file; `ended` is called for each trial that ends."""
         self.path, self.ended = path, ended
         records = ranks.on_rank_zero(lambda: read_json(path) or [])
-        self.records: dict[TrialKey, dict[str, Any]] = {_key_of(record): record for record in records}
+        self.records: dict[TrialKey, dict[str, Any]] = {
+            _key_of(record): record for record in records if _is_trial(record)
+        }
 
     def add(self, trial: Job, outcome: Outcome) -> None:
         """Store a trial's loss and delete its folder, which has a whole model."""
-        key = TrialKey(trial.arm, trial.settings.peak_rate)
+        key = _key_of_trial(trial)
         nll = outcome.result.heldout_nll  # of the tuning split, which a trial is measured on
         has_diverged = not math.isfinite(nll)
-        self.records[key] = key._asdict() | {"nll": None if has_diverged else nll}
+        self.records[key] = key.record() | {"nll": None if has_diverged else nll}
         ranks.on_rank_zero(lambda: write_json(self.path, list(self.records.values())))
         ranks.on_rank_zero(lambda: rmtree(trial.folder))
         verdict = "diverged" if has_diverged else f"{nll:.3f}"
-        self.ended(trial, f"tune {key.arm}: lr {key.learning_rate:.4g} → {verdict}")
+        self.ended(trial, f"tune {key.arm}: {key.rates()} → {verdict}")
 
     def has_all(self, trials: Iterable[TrialKey]) -> bool:
         """Return whether all of these trials have finished."""
@@ -166,32 +216,51 @@ class TrialNotes:
         return {arm: self.best(arm, keys) for arm in dict.fromkeys(key.arm for key in keys)}
 
     def best(self, arm: str, trials: Iterable[TrialKey]) -> TrialKey:
-        """Return the trial of an arm with the lowest loss; a diverged one is the worst."""
-        return min((key for key in trials if key.arm == arm), key=self._loss)
+        """Return the trial of an arm with the lowest loss.
+
+        A diverged trial is the worst. Of equal ones, that with the smallest rate is best, so that smaller rates are
+        tried if all diverge.
+        """
+        return min((key for key in trials if key.arm == arm), key=lambda key: (self._loss(key), key))
 
     def _loss(self, key: TrialKey) -> float:
         nll: float | None = self.records[key]["nll"]
         return math.inf if nll is None else nll
 
 
-def _trials(jobs: Iterable[Job], out: Path, factors: Iterable[float]) -> dict[TrialKey, Job]:
-    """Return the trials of all arms at multiples of their rates, each in a subfolder."""
+def _trials(jobs: Iterable[Job], out: Path, name: str, factors: Iterable[float]) -> dict[TrialKey, Job]:
+    """Return the trials of all arms at multiples of one rate, each in a subfolder."""
     trials = {}
     for job, factor in product(jobs, factors):
-        rate = factor * job.settings.peak_rate
-        folder = out / "tuning" / folder_name(job.arm) / f"lr-{rate:.4g}"
-        trials[TrialKey(job.arm, rate)] = with_rate(make_trial(job, folder), rate)
+        varied = _with_rate(job, name, factor * _rate_in_settings(job, name))
+        key = _key_of_trial(varied)
+        folder = out / "tuning" / folder_name(job.arm) / key.folder()
+        trials[key] = make_trial(varied, folder)
     return trials
 
 
-def with_best_rate(job: Job, best: Mapping[str, TrialKey]) -> Job:
-    """Return the job with the learning rate of its arm's best trial."""
-    return with_rate(job, best[job.arm].learning_rate)
+def _rate_in_settings(job: Job, name: str) -> float:
+    """Return a job's learning rate, or that of its tables; checked settings have a number."""
+    rate: float = getattr(job.settings, name)
+    return rate
 
 
-def with_rate(job: Job, rate: float) -> Job:
-    """Return the job with this learning rate."""
-    return replace(job, settings=replace(job.settings, learning_rate=rate))
+def _with_rate(job: Job, name: str, rate: float) -> Job:
+    """Return the job with this learning rate, or this one of its tables."""
+    if name == LEARNING_RATE:
+        return replace(job, settings=replace(job.settings, learning_rate=rate))
+    return replace(job, settings=replace(job.settings, table_rate=rate))
+
+
+def _key_of_trial(trial: Job) -> TrialKey:
+    return TrialKey(trial.arm, trial.settings.peak_rate, trial.settings.table_rate)
+
+
+def with_best_rates(job: Job, best: Mapping[str, TrialKey]) -> Job:
+    """Return the job with the learning rates of its arm's best trial."""
+    key = best[job.arm]
+    settings = replace(job.settings, learning_rate=key.learning_rate, table_rate=key.table_rate)
+    return replace(job, settings=settings)
 
 
 def make_trial(job: Job, folder: Path) -> Job:
@@ -203,21 +272,43 @@ def make_trial(job: Job, folder: Path) -> Job:
     return replace(job, seed=SEED, settings=settings, split="tune", folder=folder, title=f"tune {job.arm}")
 
 
+def _is_trial(record: object) -> bool:
+    """Return whether a record of `tuning.json` is complete.
+
+    Otherwise its trial is repeated.
+    """
+    return isinstance(record, dict) and {"arm", "learning_rate", "nll"} <= record.keys()
+
+
 def _key_of(record: dict[str, Any]) -> TrialKey:
-    return TrialKey(record["arm"], record["learning_rate"])
+    return TrialKey(record["arm"], record["learning_rate"], record.get("table_rate"))
 
 
 def rates_at_the_edge(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each arm whose best rate is the smallest or the largest."""
+    """Yield a line for each arm whose best rate is at an end of the trials.
+
+    An arm also has a line if all its trials diverged.
+    """
     for chosen in (record for record in records if record["chosen"]):
-        rate = chosen["learning_rate"]
-        tried = [record["learning_rate"] for record in records if record["arm"] == chosen["arm"]]
-        which = {min(tried): "smallest", max(tried): "largest"}.get(rate)
-        if which is not None:
-            fix = f"--set learning_rate={rate:.4g} tries others"
-            yield f"tune {chosen['arm']}: the best learning rate {rate:.4g} is the {which} of the trials; {fix}"
+        if chosen["nll"] is None:
+            yield f"tune {chosen['arm']}: all trials diverged; try lower rates with --set learning_rate"
+            continue
+        of_arm = [record for record in records if record["arm"] == chosen["arm"]]
+        for name in (LEARNING_RATE, TABLE_RATE):
+            if name in chosen:
+                yield from _rate_at_the_edge(name, chosen, [record[name] for record in of_arm])
 
 
-def least_trials_per_arm() -> int:
+def _rate_at_the_edge(name: str, chosen: Mapping[str, Any], tried: Sequence[float]) -> Iterator[str]:
+    """Yield a line if the best rate of an arm is the smallest or the largest."""
+    rate = chosen[name]
+    which = {min(tried): "smallest", max(tried): "largest"}.get(rate)
+    if which is not None:
+        best = f"the best {name.replace('_', ' ')} {rate:.4g} is the {which} of the trials"
+        yield f"tune {chosen['arm']}: {best}; --set {name}={rate:.4g} tries others"
+
+
+def least_trials_per_arm(settings: Settings) -> int:
     """Return the number of trials that each arm has at least."""
-    return len(FACTORS)
+    others = len(FACTORS) - 1
+    return 1 + others * len(tuned_rates(settings))  # the rates as given are one trial
