@@ -1,7 +1,8 @@
 """Learning rates that a study's trials chose: `benchmarks/results/tuned_rates.csv`.
 
 A study with the setting `tune` runs trials for each arm in each cell. A row is one arm in one cell; `smallest` and
-`largest` are the rates that were tried. `python -m benchmarks.atlas FOLDER…` writes the file.
+`largest` are the rates that were tried. The last three columns are those of tables with a rate of their own.
+`python -m benchmarks.atlas FOLDER…` writes the file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from benchmarks.tables import write_table
 from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.results import Comparison
+from tiewise.training.tuning import LEARNING_RATE, TABLE_RATE
 
 CSV_FILE = Path(__file__).parent / "results" / "tuned_rates.csv"
 
@@ -25,11 +27,14 @@ def collect(study: Path) -> Iterator[dict[str, str]]:
             continue
         for arm in comparison.arms:
             trials = [trial for trial in comparison.tuning if trial["arm"] == arm]
-            tried = [trial["learning_rate"] for trial in trials]
-            [chosen] = [trial["learning_rate"] for trial in trials if trial["chosen"]]
-            rates = {"learning_rate": chosen, "smallest": min(tried), "largest": max(tried)}
-            texts = {name: f"{rate:g}" for name, rate in rates.items()}
-            yield {"study": study.name, "cell": results.parent.name, "arm": arm} | texts
+            [chosen] = [trial for trial in trials if trial["chosen"]]
+            row = {"study": study.name, "cell": results.parent.name, "arm": arm}
+            for name, prefix in ((LEARNING_RATE, ""), (TABLE_RATE, "table_")):
+                tried = [trial[name] for trial in trials if name in trial]
+                if tried:
+                    rates = {name: chosen[name], f"{prefix}smallest": min(tried), f"{prefix}largest": max(tried)}
+                    row |= {column: f"{rate:g}" for column, rate in rates.items()}
+            yield row
 
 
 def replace_rows(studies: Sequence[Path]) -> None:

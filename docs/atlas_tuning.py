@@ -21,6 +21,8 @@ TUNED_STUDIES = (
     "scripts",
     "size-text-matched",
     "size-text-vocabulary",
+    "table-rate-by-text",
+    "three-way",
     "vocabulary",
 )
 CURVES_STUDY = "gain-by-text"
@@ -50,8 +52,13 @@ def chosen_rates(study: str) -> str:
 
 
 def _rate_text(row: dict[str, str]) -> str:
+    """Return the chosen rate, and that of tables which have their own; an asterisk marks the edge."""
     rate = row["learning_rate"]
-    return rate + "*" * (rate in {row["smallest"], row["largest"]})
+    text = rate + "*" * (rate in {row["smallest"], row["largest"]})
+    table_rate = row.get("table_rate")
+    if not table_rate:
+        return text
+    return f"{text}, tables {table_rate}" + "*" * (table_rate in {row["table_smallest"], row["table_largest"]})
 
 
 def cell_in_words(cell: str) -> str:

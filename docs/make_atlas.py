@@ -35,6 +35,7 @@ INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
 # columns of each study's table that identify a row
 AXES = {
     "gain-by-text": ["train_tokens"],
+    "table-rate-by-text": ["train_tokens"],
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
     "rank": ["tokenizer", "arm"],
     "rank-matched": ["match", "arm"],
@@ -90,21 +91,27 @@ def cell_text(row: Row, column: str) -> str:
     return value.replace("=", " ") if column == "text" else value
 
 
-def compares_best_step(rows: Sequence[Row]) -> bool:
-    """Return whether a study compares the best step of its runs; older studies have the last step alone."""
+def has_last_step(rows: Sequence[Row]) -> bool:
+    """Return whether a study has the difference at the last step next to that at the best one."""
     return bool(rows[0].get("last"))
 
 
-def moment(rows: Sequence[Row]) -> str:
-    """Return the step that a study compares, in words."""
-    return "at the best step" if compares_best_step(rows) else "after the last step"
+def step_compared(rows: Sequence[Row]) -> str:
+    """Return which step of its runs a study compares.
+
+    The recipe of recurrent models keeps the best epoch. No other study compares the last step.
+    """
+    if rows[0]["kind"] == "recurrent":
+        return "best epoch"
+    assert has_last_step(rows), f"{rows[0]['study']} compares the last step"
+    return "best step"
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows of a study in Markdown."""
     axes = AXES[rows[0]["study"]]
-    has_both_steps = compares_best_step(rows)
-    step = "best step" if has_both_steps else "last step"
+    has_both_steps = has_last_step(rows)
+    step = step_compared(rows)
     header = [*(axis.replace("_", " ").replace("tokenizer", "V") for axis in axes)]
     if "contrast" in axes:
         header.append(f"difference, {step}")
@@ -224,6 +231,18 @@ def contrasts(rows: Sequence[Row]) -> str:
     return atlas_tuning.markdown(lines)
 
 
+def cost_change(rows: Sequence[Row]) -> str:
+    """Return the rows of `benchmarks.cost_change` by the amount of text, in Markdown."""
+    lines = [["train tokens", "one rate", "tables with their own", "change", "95 % interval", "p, Holm"]]
+    lines.append(["---:"] * 6)
+    for row in rows:
+        old, new, mean, low, high, p = (float(row[name]) for name in ("old", "new", "change", "low", "high", "p_holm"))
+        tokens = count(int(row["cell"].removeprefix("train_tokens=")))
+        interval = f"[{signed(low)}, {signed(high)}]"
+        lines.append([tokens, signed(old), signed(new), marked(mean, p), interval, f"{p:.2g}"])
+    return atlas_tuning.markdown(lines)
+
+
 def early_alpha(rows: Sequence[Row]) -> str:
     """Return the table of α ≠ 1 in a part of training, in Markdown; a row of Holm's family has a p."""
     lines = [["α in", "arm", "outcome", "difference from tied, or value", "95 % interval", "p, Holm"]]
@@ -262,6 +281,20 @@ def vocabularies(rows: Sequence[Row]) -> str:
     return atlas_tuning.markdown(lines)
 
 
+def lstm_tying(rows: Sequence[Row]) -> str:
+    """Return the rows of `benchmarks.lstm_tying` in Markdown, in nats per word."""
+    lines = [["words", "untied", "tied", "tied − untied", "95 % interval", "verdict", "could show", "on training text"]]
+    lines.append(["---:"] * 8)
+    for row in rows:
+        value, low, high, p, least, training = (
+            float(row[name]) for name in ("tied − untied", "low", "high", "p_holm", "detectable", "on training text")
+        )
+        cells = [count(int(row["words"])), *(f"{float(row[arm]):.4f}" for arm in ("untied", "tied"))]
+        cells += [marked(value, p), f"[{signed(low)}, {signed(high)}]", row["verdict"], plain(least), signed(training)]
+        lines.append(cells)
+    return atlas_tuning.markdown(lines)
+
+
 def new_seeds(rows: Sequence[Row]) -> str:
     """Return the rows of `benchmarks.new_seeds` in Markdown: the difference with old and with new seeds."""
     lines = [["study", "cell", "difference", "old seeds", "new seeds", "moved", "bound", "agrees"]]
@@ -292,9 +325,12 @@ RESULT_TABLES = {
     "value_embeddings": contrasts,
     "early_alpha": early_alpha,
     "table_rate": as_written,
+    "table_rate_cost": cost_change,
+    "table_rate_seeds": cost_change,
     "table_rate_rules": as_written,
     "new_seeds": new_seeds,
     "language_floors": as_written,
+    "lstm_tying": lstm_tying,
     "vocabulary": vocabularies,
 }
 
@@ -434,7 +470,7 @@ def chart(
 
 def gap_label(rows: Sequence[Row]) -> str:
     """Return the label of the differences of tied and untied models."""
-    return f"tied − untied {moment(rows)}, nats per token of held-out text"
+    return f"tied − untied at the {step_compared(rows)}, nats per token of held-out text"
 
 
 def lines_by(rows: Sequence[Row], of: str, along: str, name: str = "{}") -> dict[str, list[Spot]]:
@@ -469,7 +505,7 @@ def gain_by_text(rows: list[Row]) -> str:
 def size_text_vocabulary(rows: list[Row]) -> str:
     """Return the figure of study 1: difference by width, amount of text and vocabulary."""
     note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: undecided."
-    return signs(f"Tied − untied {moment(rows)}, nats", rows, "width", "train_tokens", "tokenizer", note)
+    return signs(f"Tied − untied at the {step_compared(rows)}, nats", rows, "width", "train_tokens", "tokenizer", note)
 
 
 def rank(rows: list[Row]) -> str:
@@ -485,7 +521,7 @@ def rank(rows: list[Row]) -> str:
         if row["arm"].startswith("factored:")
     ]
     untied_parameters = float(large_vocabulary[0]["reference_parameters"])
-    up = f"arm − untied {moment(rows)}, nats per token of held-out text, V = 8,192"
+    up = f"arm − untied at the {step_compared(rows)}, nats per token of held-out text, V = 8,192"
     note = "Bars: 95 % intervals over seeds and held-out documents. Zero is the untied model."
     ticks.append((untied_parameters, f"{thousands(untied_parameters)}|untied"))
     lines["untied"] = [Spot(untied_parameters, 0.0, 0.0, 0.0)]
@@ -498,7 +534,7 @@ def lookup_gradient_scale(rows: list[Row]) -> str:
     lines = lines_by(tied_rows, "train_tokens", "alpha", "{} tokens")
     lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
     ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in tied_rows} | {1.0})]
-    up = f"α − 1 {moment(rows)}, nats per token of held-out text"
+    up = f"α − 1 at the {step_compared(rows)}, nats per token of held-out text"
     note = "Bars: 95 % intervals over seeds and held-out documents. Below zero α is better than 1."
     return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
 

@@ -43,6 +43,23 @@ def test_chosen_rates_of_tuned_studies_are_written_once(studies):
     assert [tuple(row.values()) for row in tuned_rates.read()] == rows
 
 
+def test_rate_of_tables_is_written_and_shown_with_its_edge(studies, monkeypatch, tmp_path):
+    def with_table_rates(tune):
+        plain = comparison(tune)
+        for trial in plain.tuning:
+            trial["table_rate"] = 0.064
+        plain.tuning += [{"arm": arm, "learning_rate": 0.002, "table_rate": 0.128, "chosen": False} for arm in RATES]
+        return plain
+
+    monkeypatch.setattr(tuned_rates, "Comparison", SimpleNamespace(from_dict=with_table_rates))
+    tuned_rates.replace_rows(studies)
+    untied = tuned_rates.read()[0]
+    assert (untied["table_rate"], untied["table_smallest"], untied["table_largest"]) == ("0.064", "0.064", "0.128")
+    monkeypatch.setattr(atlas_tuning, "RESULTS", tmp_path)
+    row = atlas_tuning.chosen_rates("rank").splitlines()[-1]
+    assert row == "| V 1,024 | 0.004, tables 0.064* | 0.016*, tables 0.064* |"
+
+
 def test_table_has_cell_for_each_arm(studies, monkeypatch, tmp_path):
     tuned_rates.replace_rows(studies)
     monkeypatch.setattr(atlas_tuning, "RESULTS", tmp_path)

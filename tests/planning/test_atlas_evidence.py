@@ -113,7 +113,8 @@ def test_plan_describes_the_nearest_atlas_settings(set_atlas):
     assert sentence.startswith("No measurement near this size: this model has a width 6 times the largest,")
     nearest = "The nearest decoder that was trained both ways has width 128, 4 layers, V 4,096."
     assert sentence.endswith(
-        f"{nearest} Its losses are those of the last step at the best learning rate of each, on the demo corpus."
+        f"{nearest} Its losses are those of the last step at the best learning rate of each, one for all parameters, "
+        "on the demo corpus."
     )
     *_, nearest = plan_rows.lookup_tables(record)
     assert [row[:2] + row[3:] for row in nearest.rows] == [

@@ -443,7 +443,8 @@ def atlas_sentences(record: Record) -> str:
     if atlas is None:
         return ""
     step = atlas["rows"][0]["step"]
-    losses = f"Its losses are those of the {step} step at the best learning rate of each, on the demo corpus."
+    rate = "the best learning rate of each, one for all parameters"
+    losses = f"Its losses are those of the {step} step at {rate}, on the demo corpus."
     nearest = f"The nearest {KIND} that was trained both ways has {trained_sizes(atlas)}. {losses}"
     if atlas["within"]:
         return nearest
