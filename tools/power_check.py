@@ -39,7 +39,7 @@ from tiewise.core.estimates import detectable_difference
 ATLAS = Path(tiewise.__file__).parent / "planning" / "data" / "atlas.csv"
 ALPHA = 0.05
 STATED, TOLERANCE = 0.80, 0.05  # of power
-LUCK = 0.01  # by which a rate may exceed its bound in so few repetitions
+LUCK = 0.01  # by which a rate may exceed its bound, as repetitions are few
 Array = NDArray[np.float64]
 
 
@@ -178,7 +178,7 @@ def line(name: str, rows: StudyRows, measured: StudyPower) -> str:
 def main() -> None:
     """Print the table; exit with 1 if a study misses its bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=4000, metavar="N", help="simulated studies for each row")
+    parser.add_argument("--repetitions", type=int, default=16_000, metavar="N", help="simulated studies for each row")
     repetitions = parser.parse_args().repetitions
     columns = ("power", "least", "most", "as printed", "sign", "equivalent")
     print(f"{'study':22s} rows    df " + " ".join(f"{column:>10s}" for column in columns))
