@@ -31,5 +31,5 @@ def test_a_type_checker_refuses_a_misspelt_setting(tmp_path):
     done = subprocess.run([sys.executable, "-m", "mypy", str(calls)], capture_output=True, text=True, cwd=ROOT)
     errors = [line for line in done.stdout.splitlines() if "error:" in line]
     assert len(errors) == 1, done.stdout + done.stderr
-    assert errors[0].startswith(f"{calls}:4:")
+    assert "calls.py:4: error:" in errors[0]  # after an earlier run, mypy may print that run's folder
     assert "seedz" in errors[0]
