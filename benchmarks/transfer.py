@@ -49,7 +49,7 @@ ARMS = (
     *("tied", "factored:4", "factored:16", "factored:64"),
     *(f"factored:32+share={shared}" for shared in ("none", "attention", "ffn", "all")),
 )
-SEEDS, STEPS, BATCH, RATE, EVALUATED = 3, 200, 16, 2e-3, 1000
+SEEDS, STEPS, BATCH, RATE, EVALUATED = 5, 200, 16, 2e-3, 1000
 _HEAD = 16  # first tokens that identify a document
 Row = dict[str, Tensor]
 
