@@ -15,15 +15,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from unittest.mock import patch
 
-from benchmarks.new_seeds import with_later_seed
-from benchmarks.study_runs import train_comparison
+from benchmarks.study_runs import later_seeds, train_comparison
 from benchmarks.tables import write_table
-from tiewise.training import compare
 from tiewise.training.results import Comparison, Difference, differences
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import StudyGrid
@@ -42,8 +38,7 @@ def cells() -> dict[str, Settings]:
 
 def train(folder: Path, by_name: dict[str, Settings]) -> list[Comparison]:
     """Train the runs that the folder lacks, and return the comparison of each text."""
-    later = partial(with_later_seed, compare.with_seed, EARLIER_SEEDS)
-    with patch.object(compare, "with_seed", later):
+    with later_seeds(EARLIER_SEEDS):
         return [
             train_comparison(settings, folder / name, "benchmarks.lstm_tying") for name, settings in by_name.items()
         ]

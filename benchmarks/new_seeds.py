@@ -18,23 +18,19 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 from benchmarks.atlas import ATLAS
-from benchmarks.study_runs import train_comparison
+from benchmarks.study_runs import later_seeds, train_comparison
 from benchmarks.tables import write_table
 from tiewise.core.estimates import critical_t
-from tiewise.training import compare
 from tiewise.training.folder import folder_name
 from tiewise.training.results import Difference, differences
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import StudyGrid
-from tiewise.training.trainer import Job
 
 CSV_FILE = Path(__file__).parent / "results" / "new_seeds.csv"
 
@@ -79,16 +75,10 @@ def settings_of(key: AtlasKey) -> Settings:
     return replace(cells[key.cell], arms=(key.reference, key.arm))
 
 
-def with_later_seed(plain: Callable[..., Job], seeds: int, job: Job, seed: int, *rest: Any) -> Job:
-    """Return the job of a seed after those of the study, which are 1 to `seeds`."""
-    return plain(job, seed + seeds, *rest)
-
-
 def new_difference(key: AtlasKey, folder: Path) -> Difference:
     """Train the two arms of a row with new seeds, and return their difference in held-out loss."""
     settings = settings_of(key)
-    later = partial(with_later_seed, compare.with_seed, settings.seeds)
-    with patch.object(compare, "with_seed", later):
+    with later_seeds(settings.seeds):
         comparison = train_comparison(settings, folder / folder_name("_".join(key)), "benchmarks.new_seeds")
     return differences(comparison, key.reference, key.arm)["heldout_nll"]
 

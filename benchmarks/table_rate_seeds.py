@@ -15,14 +15,12 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 from benchmarks.cost_change import table
-from benchmarks.new_seeds import with_later_seed
+from benchmarks.study_runs import later_seeds, train_comparison
 from benchmarks.tables import write_table
-from tiewise.training import compare
+from tiewise.training.compare import Display, start
 from tiewise.training.results import Comparison
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import GRID, StudyGrid
@@ -35,13 +33,12 @@ CSV_FILE = Path(__file__).parent / "results" / "table_rate_seeds.csv"
 
 def train_cell(settings: Settings, cell: Path, out: Path) -> Comparison:
     """Train new seeds of a study's cell at the rates that its trials chose."""
-    display = compare.Display.on_stderr()
+    command = "benchmarks.table_rate_seeds"
     if not out.exists():
-        compare.start(settings, out, "benchmarks.table_rate_seeds", display)
+        start(settings, out, command, Display.on_stderr())
         shutil.copy(cell / TUNING, out)  # so that no trial is repeated
-    later = partial(with_later_seed, compare.with_seed, EARLIER_SEEDS)
-    with patch.object(compare, "with_seed", later):
-        return compare.finish(out, display)
+    with later_seeds(EARLIER_SEEDS):
+        return train_comparison(settings, out, command)
 
 
 def train_study(study: Path, folder: Path) -> dict[str, Comparison]:
