@@ -189,6 +189,26 @@ def test_tiles_equal_the_formula_for_any_shape_and_chunk(emulated_tiles, n, v, d
         assert (x - true).norm() < 5e-3 * n**0.5 * (1 + true.norm())
 
 
+@pytest.mark.parametrize(
+    ("shape", "kept", "rows"),
+    [
+        ((2048, 50304, 768), False, 2048),  # E is 206 MB; in two chunks, E and a second table are 181 MB
+        ((2048, 50304, 768), True, 1024),  # a kept gradient needs no second table
+        ((8192, 8192, 256), False, 4096),  # a small table: the second one costs little
+        ((2048, 128256, 1024), False, 2048),
+        ((4096, 50304, 1024), False, 1024),
+    ],
+)
+def test_tiles_take_all_tokens_at_once_where_a_second_table_would_cost_as_much(shape, kept, rows):
+    count, words, width = shape
+    features, weight = (torch.empty(n, width, dtype=torch.bfloat16, device="meta") for n in (count, words))
+    tensors = LossTensors(features, weight, None, torch.zeros(count, dtype=torch.long))
+    kernel = native_loss.NativeKernel(None, LossOptions(), tensors, torch.bfloat16, KernelProducts.TILES)
+    assert kernel._rows(count, sums_narrow_table=not kept) == rows
+    chosen = native_loss.NativeKernel(None, LossOptions(chunk=7), tensors, torch.bfloat16, KernelProducts.TILES)
+    assert chosen._rows(count, sums_narrow_table=not kept) == 7
+
+
 # 4 threads share 608 tokens or 100 words, and each has all of the other
 @pytest.mark.parametrize("shape", [(600, 100, 40), (64, 700, 40)])
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
