@@ -8,7 +8,7 @@ file in the folder, written at once; a later call with the same folder measures 
 no further measurement starts. Measurements on all cores share this process, because the first `torch.compile` of a
 process takes 20 s. The exit code is 1 if a figure is wrong. A missed time is printed, and is no error. `--dry-run`
 emulates the tiles on tiny shapes on any processor with AVX-512 and its bf16 products.
-To publish the figures, copy the folder to `benchmarks/results/amx` and run `python -m benchmarks.performance`.
+To publish the figures, copy the folder to `benchmarks/results/amx/NAME` and run `python -m benchmarks.performance`.
 """
 
 from __future__ import annotations
@@ -110,8 +110,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def list_missing(folder: Path, dry_run: bool) -> list[Measurement]:
     """Return the measurements without a file, in the order of their value."""
-    missing = [measurement for measurement in MEASUREMENTS if not find_path(folder, measurement).exists()]
-    return [measurement for measurement in missing if measurement.name in DRY or not dry_run]
+    wanted = [one for one in MEASUREMENTS if one.name in DRY] if dry_run else list_distinct()
+    return [measurement for measurement in wanted if not find_path(folder, measurement).exists()]
+
+
+def list_distinct() -> list[Measurement]:
+    """Return the measurements that differ here: with few cores, `all` are not more than `two`."""
+    return [measurement for measurement in MEASUREMENTS if measurement.cores < len(os.sched_getaffinity(0))]
 
 
 def find_path(folder: Path, measurement: Measurement) -> Path:

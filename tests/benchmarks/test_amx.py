@@ -93,19 +93,44 @@ def test_every_variant_changes_the_source(tmp_path):
         amx_variants.write_source(amx_variants.Variant("no", (("NO = 1", "NO = 2"),)), tmp_path)
 
 
-def test_page_says_that_nothing_was_measured_or_shows_it(tmp_path):
-    assert "has never run on a processor with AMX" in amx_page.render_section(tmp_path)
-    machine = {"lscpu": ["Model name:   Xeon"], "torch": "2.11.0"}
+def write_machine(folder, threads, **measurements):
+    """Write the files of `benchmarks.amx` on a made-up machine."""
+    folder.mkdir()
+    machine = {"lscpu": ["Model name:   Xeon"], "torch": "2.11.0", "threads": threads}
     numbers = [{"name": "a", "value": 1.0, "limit": 2.0, "is_right": True}]
-    for name, content in (("machine", machine), ("numbers", numbers), ("times-large-0", record())):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    named = {f"times-{name}": measured for name, measured in measurements.items()}
+    for name, content in (named | {"machine": machine, "numbers": numbers}).items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_page_says_that_nothing_was_measured():
+    assert "has never run on a processor with AMX" in amx_page.render_section(Path("no such folder"))
+
+
+def test_page_shows_each_machine(tmp_path):
+    large = record()
+    large["rows"].append(row(amx_times.COMPILED, 1.3))
+    write_machine(tmp_path / "16-threads", 16, **{"large-0": large})
+    write_machine(tmp_path / "2-threads", 2, **{"large-0": large | {"threads": 2}})
     section = amx_page.render_section(tmp_path)
-    assert "Xeon, torch 2.11.0: 1 figures with a limit, 0 wrong." in section
+    assert "- Xeon, 16 threads, torch 2.11.0: 1 figures with a limit, 0 wrong." in section
+    for threads in (16, 2):
+        assert f"| 2,048 × 50,304 × 768 | bf16 | {threads} | 0.80 | 0.70 | 1.30 | 0.60 |" in section
     assert "| tiewise | 0.80 | 0.60 | 10.0 | 1e-07 | 1e-03 | 1e-03 |" in section
-    assert f"**Measured:** 1 of {len(amx.MEASUREMENTS)}. Never measured: bf16 4096 × 32000 × 512, bf16 8192" in section
-    assert ", fp32 2048 × 50304 × 768; two cores, slower computations and other constants.\n" in section
-    assert "bf16 2048 × 50304 × 768" not in section.partition("| bf16, ")[0]
-    assert not amx_page.describe_absent({one.name for one in amx.MEASUREMENTS})
+
+
+def test_page_names_what_no_machine_measured():
+    [line] = amx_page.describe_absent({"large-0"})
+    assert line.startswith("**Never measured:** bf16 4096 × 32000 × 512; bf16 8192")
+    assert line.endswith("; fp32 2048 × 50304 × 768; slower computations and other constants.\n")
+    assert not amx_page.describe_absent({one.name for one in amx.MEASUREMENTS if not one.cores})
+
+
+def test_two_cores_are_not_measured_twice(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert not [one for one in amx.list_distinct() if one.cores]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    assert tuple(amx.list_distinct()) == amx.MEASUREMENTS
 
 
 @pytest.mark.slow
