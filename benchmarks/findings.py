@@ -3,8 +3,8 @@
 python -m benchmarks.findings runs/wikitext-2 runs/war-and-peace
 
 Each folder holds a comparison and, in `inspected`, the result of `tiewise inspect --only
-which_end,gradients_over_training`; docs/dev/details.md has the commands. They took eight minutes on one core. This
-script writes benchmarks/results/findings.md.
+which_end,gradients_over_training`; docs/dev/details.md has the commands. This script writes
+benchmarks/results/findings.md, and the runs' losses on the tuning split to benchmarks/results/curves/two-texts.jsonl.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks import study_curves
+from tiewise.training.folder import RESULTS as COMPARISON
+from tiewise.training.folder import read_json
+from tiewise.training.results import AT_LAST, Comparison, differences
 
 RESULTS = Path(__file__).parent / "results" / "findings.md"
 CKA = ["by CKA above chance" + out for out in ("", ", a line in log frequency taken out", ", frequency taken out")]
@@ -35,10 +40,7 @@ def make_rows(run: Path) -> list[str]:
     sections = json.loads((run / "inspected" / "inspection.json").read_text(encoding="utf-8"))["sections"]
     which_end, paths = sections["which_end"]["found"]["tied"], sections["gradients_over_training"]["found"]
     figures = {(quantity["name"], quantity["of"]): format_figure(quantity) for quantity in which_end["quantities"]}
-    (evidence,) = sections["evidence"]["found"].values()
-    loss = evidence["rows"][0]
-    difference = {"value": -loss["value"], "low": -loss["high"], "high": -loss["low"], "unit": "nats"}
-    labelled_cells = [("loss, tied − untied", [format_figure(difference)])]
+    labelled_cells = list_losses(Comparison.from_dict(read_json(run / COMPARISON)))
     labelled_cells += [
         (
             f"corrected, {cka}",
@@ -69,8 +71,28 @@ def make_rows(run: Path) -> list[str]:
     return [f"| {TITLES[run.name]}: {label} | {' | '.join(cells)} |" for label, cells in labelled_cells]
 
 
+def list_losses(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """Return (label, cells) of the differences of losses, the steps whose models are kept, and the learning rates."""
+    found = differences(comparison, "untied", "tied")
+    rows = []
+    for label, metric in (
+        ("loss, tied − untied", "heldout_nll"),
+        ("the same at the last step", f"{AT_LAST}heldout_nll"),
+    ):
+        difference = found[metric]
+        figures = {"value": difference.mean, "low": difference.low, "high": difference.high, "unit": "nats"}
+        rows.append((label, [format_figure(figures), difference.sample]))
+    for arm in ("untied", "tied"):
+        runs = [run for run in comparison.runs if run.arm == arm]
+        steps = ", ".join(str(run.selected_step) for run in runs)
+        rows.append((f"{arm}: learning rate, and steps of the models", [f"{runs[0].learning_rate:g}", steps]))
+    return rows
+
+
 def main() -> None:
-    """Write the table of the folders on the command line."""
+    """Write the table of the folders on the command line, and the curves of their runs."""
+    curves = [curve for run in sys.argv[1:] for curve in study_curves.collect_cell(Path(run))]
+    study_curves.write(curves, study_curves.CURVES / "two-texts.jsonl")
     body = [row for run in sys.argv[1:] for row in make_rows(Path(run))]
     head = f"# findings\n\n{__doc__.splitlines()[2]}\n\n"
     head += "| | with the input | with the output | difference, or the tied table |\n|---|---|---|---|\n"

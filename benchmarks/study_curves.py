@@ -39,10 +39,13 @@ def collect(study: Path) -> list[RunCurve]:
 
     Cells that are not finished are left out, and runs of older versions, whose curves have no tuning loss.
     """
-    curves = []
-    for results in sorted(study.glob(f"*/{RESULTS}")):
-        comparison = Comparison.from_dict(read_json(results))
-        curves += [_curve_of(results.parent.name, run) for run in comparison.runs]
+    return [curve for results in sorted(study.glob(f"*/{RESULTS}")) for curve in collect_cell(results.parent)]
+
+
+def collect_cell(cell: Path) -> list[RunCurve]:
+    """Return the curves of a comparison in its folder, by arm and seed."""
+    comparison = Comparison.from_dict(read_json(cell / RESULTS))
+    curves = [_curve_of(cell.name, run) for run in comparison.runs]
     return [curve for curve in curves if curve.steps]
 
 
