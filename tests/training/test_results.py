@@ -312,6 +312,13 @@ def test_detected_difference_at_one_learning_rate_suggests_tune(tune, untied, sa
     assert all(line.startswith("All arms have the learning rate 1;") for line in notes)
 
 
+def test_note_about_tune_names_the_rate_of_tables():
+    runs = runs_of("tied", (5.0, 5.001, 4.999)) + runs_of("untied", (5.1, 5.101, 5.099))
+    found = comparison([replace(run, table_rate=8.0) for run in runs], tune=False)
+    [note] = [line for line in explanations(found) if "--tune" in line]
+    assert note.startswith("All arms have the learning rate 1, and 8 of their tables; --tune compares the best rate")
+
+
 @pytest.mark.parametrize(
     ("setting", "untied", "says"),
     [

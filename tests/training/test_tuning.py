@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -207,8 +208,11 @@ def test_runs_have_the_chosen_rate_of_tables(tiny_settings, tmp_path, lines, two
     for arm in ("tied", "untied"):
         [chosen] = [trial for trial in found.tuning if trial["arm"] == arm and trial["chosen"]]
         assert rates[arm] == (chosen["learning_rate"], chosen["table_rate"])
+        assert {(run.learning_rate, run.table_rate) for run in found.of(arm)} == {rates[arm]}
         assert len([trial for trial in found.tuning if trial["arm"] == arm]) == 3
     assert "learning rate of tables" in render(found)
+    older = [replace(found.runs[0], table_rate=None), *found.runs[1:]]  # a version that did not record it
+    assert "learning rate of tables" in render(replace(found, runs=older))
 
 
 def test_smaller_rates_are_tried_if_all_diverge(chosen_by):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.files import write_result
-from tiewise.core.measurement import Listing, count, plain, signed, visible
+from tiewise.core.measurement import NONE, Listing, count, plain, signed, visible
 from tiewise.report import comparison_measurement
 from tiewise.report.comparison_panels import (
     direct_path_panels,
@@ -116,16 +116,17 @@ def _direct_path_section(comparison: Comparison) -> PageSection:
 
 def _starting_point(comparison: Comparison) -> PageSection:
     """Return the first loss and settings of each arm's first run, and all tuning trials."""
-    table_rates = _table_rates(comparison)
+    first_runs = comparison_measurement.first_runs(comparison)
+    has_table_rates = any(run.table_rate is not None for run in first_runs.values())
     rates = {"learning_rate": "learning rate"}
-    if table_rates:
+    if has_table_rates:
         rates["table_rate"] = "learning rate of tables"
     losses = ["predicted first loss", "measured first loss"]
     starts = []
-    for arm, run in comparison_measurement.first_runs(comparison).items():
+    for arm, run in first_runs.items():
         settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
-        if table_rates:
-            settings.append(f"{table_rates[arm]:g}")
+        if has_table_rates:
+            settings.append(NONE if run.table_rate is None else f"{run.table_rate:g}")
         starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
     trials = []
     for trial in comparison.tuning:
@@ -136,15 +137,6 @@ def _starting_point(comparison: Comparison) -> PageSection:
         tables=[Listing("Start of each arm", ["arm", "init std", *rates.values(), *losses], starts)],
         folded=[Listing("All tuning trials", ["arm", *rates.values(), "nll of the tuning split", ""], trials)],
     )
-
-
-def _table_rates(comparison: Comparison) -> dict[str, float]:
-    """Return the learning rate of each arm's tables; nothing if it is that of all parameters."""
-    rate = comparison.setting.get("table_rate")  # not every kind of run has one
-    if rate is None:
-        return {}
-    chosen = {trial["arm"]: trial.get("table_rate", rate) for trial in comparison.tuning if trial["chosen"]}
-    return dict.fromkeys(comparison.arms, rate) | chosen
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

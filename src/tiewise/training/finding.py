@@ -133,11 +133,13 @@ def _rate_to_choose(comparison: Comparison) -> str:
     outcomes = {_outcome(d) for d in comparison.differences if d.metric == "heldout_nll"}
     if outcomes.isdisjoint((BETTER, WORSE)):
         return ""
-    rate, setting = comparison.runs[0].learning_rate, comparison.setting
+    run, setting = comparison.runs[0], comparison.setting
+    rate = run.learning_rate
     if not setting.get("tune"):
+        of_tables = "" if run.table_rate is None else f", and {run.table_rate:g} of their tables"
         return (
-            f"All arms have the learning rate {rate:g}; --tune compares the best rate of each, which can end a "
-            "difference."
+            f"All arms have the learning rate {rate:g}{of_tables}; --tune compares the best rate of each, which can "
+            "end a difference."
         )
     is_sharded = comparison.env.get("processes", 1) > 1  # no rate of tables then
     if setting.get("table_rate", rate) is None and not is_sharded:  # a kind without this setting does not record it

@@ -128,6 +128,7 @@ class RunResult:
     lowest_tuning_step: int | None = None  # step with the lowest tuning loss
     last: LastStep | None = None  # None in older results, whose losses are those of the last step
     documents: DocumentLosses | None = None  # held-out loss by document; None in older results, and of masked tokens
+    table_rate: float | None = None  # peak learning rate of tables and head; None: that of all parameters
 
     @property
     def is_before_end(self) -> bool:

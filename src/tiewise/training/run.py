@@ -581,6 +581,7 @@ def _result(job: Job, kind: Kind, trained: TrainedModel, measured: MeasuredRun) 
         tokens_per_second=tokens_per_second,
         seconds=trained.seconds,
         learning_rate=job.settings.peak_rate,
+        table_rate=job.settings.table_rate,
         curve=curve,
         trainable_parameters=sum(p.numel() for p in learned),
         training_bytes=sum(weights.values()) + (1 + kind.moments(job)) * sum(weights[p] for p in learned),
