@@ -3,8 +3,9 @@
 python -m benchmarks.findings runs/wikitext-2 runs/war-and-peace
 
 Each folder holds a comparison and, in `inspected`, the result of `tiewise inspect --only
-which_end,gradients_over_training`; docs/dev/details.md has the commands. This script writes
-benchmarks/results/findings.md, and the runs' losses on the tuning split to benchmarks/results/curves/two-texts.jsonl.
+which_end,gradients_over_training`; docs/dev/details.md has the commands. So does the folder RUN-tables, in
+which tables have their own tuned rate. This script writes benchmarks/results/findings.md, and the runs' losses on the
+tuning split to benchmarks/results/curves/two-texts.jsonl.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import study_curves
+from benchmarks.cost_change import change
 from tiewise.training.folder import RESULTS as COMPARISON
 from tiewise.training.folder import read_json
-from tiewise.training.results import AT_LAST, Comparison, differences
+from tiewise.training.results import AT_LAST, Comparison, Difference, differences
 
 RESULTS = Path(__file__).parent / "results" / "findings.md"
 CKA = ["by CKA above chance" + out for out in ("", ", a line in log frequency taken out", ", frequency taken out")]
@@ -25,6 +27,7 @@ MAPS = ["as they stand", "after the best rotation", "after the best linear map"]
 BETWEEN_MODELS = ["tied – untied input", "tied – untied output"]
 TWO_SEEDS = ["untied input, two seeds", "untied output, two seeds", "tied table, two seeds"]
 TITLES = {"wikitext-2": "WikiText-2", "war-and-peace": "War and Peace"}
+TITLES |= {f"{run}-tables": f"{title}, own rate of tables" for run, title in TITLES.items()}
 ENDS = ["untied input", "untied output", "tied table"]
 
 
@@ -36,7 +39,7 @@ def format_figure(quantity: dict[str, Any]) -> str:
 
 
 def make_rows(run: Path) -> list[str]:
-    """Return the table rows of one text."""
+    """Return the table rows of one comparison."""
     sections = json.loads((run / "inspected" / "inspection.json").read_text(encoding="utf-8"))["sections"]
     which_end, paths = sections["which_end"]["found"]["tied"], sections["gradients_over_training"]["found"]
     figures = {(quantity["name"], quantity["of"]): format_figure(quantity) for quantity in which_end["quantities"]}
@@ -74,31 +77,42 @@ def make_rows(run: Path) -> list[str]:
 def list_losses(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Return (label, cells) of the differences of losses, the steps whose models are kept, and the learning rates."""
     found = differences(comparison, "untied", "tied")
-    rows = []
-    for label, metric in (
-        ("loss, tied − untied", "heldout_nll"),
-        ("the same at the last step", f"{AT_LAST}heldout_nll"),
-    ):
-        difference = found[metric]
-        figures = {"value": difference.mean, "low": difference.low, "high": difference.high, "unit": "nats"}
-        rows.append((label, [format_figure(figures), difference.sample]))
-    for arm in ("untied", "tied"):
-        runs = [run for run in comparison.runs if run.arm == arm]
-        steps = ", ".join(str(run.selected_step) for run in runs)
-        rows.append((f"{arm}: learning rate, and steps of the models", [f"{runs[0].learning_rate:g}", steps]))
+    rows = [
+        ("loss, tied − untied", describe_difference(found["heldout_nll"])),
+        ("the same at the last step", describe_difference(found[f"{AT_LAST}heldout_nll"])),
+    ]
+    for chosen in (trial for trial in comparison.tuning if trial["chosen"]):
+        runs = comparison.of(chosen["arm"])
+        rates = [f"{chosen[name]:g}" for name in ("learning_rate", "table_rate") if name in chosen]
+        loss, steps = sum(run.heldout_nll for run in runs) / len(runs), {str(run.selected_step) for run in runs}
+        rows.append((f"{chosen['arm']}: loss, rates, steps", [f"{loss:.5f}", *rates, ", ".join(sorted(steps))]))
     return rows
+
+
+def describe_difference(difference: Difference) -> list[str]:
+    """Return the cells of a difference: its interval, p, and what the interval covers."""
+    figures = {"value": difference.mean, "low": difference.low, "high": difference.high, "unit": "nats"}
+    return [format_figure(figures), f"p {difference.p:.2g}", difference.sample]
+
+
+def make_change(one_rate: Path, own_rate: Path) -> str:
+    """Return the table row of the change of the cost of tying between two comparisons."""
+    old, new = (Comparison.from_dict(read_json(run / COMPARISON)) for run in (one_rate, own_rate))
+    cells = describe_difference(change(old, new))
+    return f"| {TITLES[own_rate.name]}: less the cost with one rate | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Write the table of the folders on the command line, and the curves of their runs."""
-    curves = [curve for run in sys.argv[1:] for curve in study_curves.collect_cell(Path(run))]
+    body, curves = [], []
+    for one_rate in map(Path, sys.argv[1:]):
+        own_rate = one_rate.with_name(f"{one_rate.name}-tables")
+        body += [*make_rows(one_rate), *make_rows(own_rate), make_change(one_rate, own_rate)]
+        curves += [curve for run in (one_rate, own_rate) for curve in study_curves.collect_cell(run)]
     study_curves.write(curves, study_curves.CURVES / "two-texts.jsonl")
-    body = [row for run in sys.argv[1:] for row in make_rows(Path(run))]
-    head = f"# findings\n\n{__doc__.splitlines()[2]}\n\n"
+    head = f"# findings\n\n`{__doc__.splitlines()[2]}`\n\n"
     head += "| | with the input | with the output | difference, or the tied table |\n|---|---|---|---|\n"
-    RESULTS.write_text(
-        head.replace("python", "`python").replace("peace\n", "peace`\n") + "\n".join(body) + "\n", encoding="utf-8"
-    )
+    RESULTS.write_text(head + "\n".join(body) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

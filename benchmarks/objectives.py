@@ -1,32 +1,27 @@
 """Effect of ALBERT's sentence-order objective on accuracy: `python -m benchmarks.objectives RUNS`.
 
 It is compared with next-sentence prediction and with no such objective. RUNS holds one comparison of one arm for each
-objective, on numbered sentences (docs/albert.md, "A control"). Text, sizes, steps and seeds are the same, so the cost
-of an objective is lower accuracy on masked tokens:
+objective and setting, on numbered sentences (docs/albert.md, "A control"; docs/dev/atlas.md has the commands). Text,
+sizes, steps and seeds are the same, so the cost of an objective is lower accuracy on masked tokens. Each run keeps its
+best step by the masked tokens of the tuning split.
 
-    for objective in none sop nsp; do
-        tiewise compare --recipe albert-small --text numbered.jsonl --tokenizer bpe:400 --arms factored:32 --seeds 5 \\
-            --steps 1000 --set init=0.12 --set width=64 --set layers=3 --set heads=2 --set length=32 \\
-            --set learning_rate=0.002 --set warmup=0.1 --set measured=65536 --set objective=$objective \\
-            --out RUNS/$objective
-    done
+A first study has the recipe's init of 0.02, three seeds and 1,500 steps. Three trials then chose init and steps of the
+second study before any of its runs. They trained on order alone with seed 101, which it does not use. With init 0.06
+the loss of held-out pairs fell below 0.6 by step 300 of 1,500 and 450 of 1,000; with init 0.12 by step 180 of 1,200. An
+objective counts as learnt if every seed is right in nine of ten pairs or more. Holm's correction is over the six
+differences of both studies.
 
-A first study had the recipe's init of 0.02, three seeds and 1,500 steps; one of three seeds learnt order. Three trials
-then chose init and steps before any run of this study. They trained on order alone with seed 101, which the study does
-not use. With init 0.06 the loss of held-out pairs fell below 0.6 by step 300 of 1,500 and 450 of 1,000; with init 0.12
-by step 180 of 1,200. An objective counts as learnt if every seed is right in nine of ten pairs or more. Holm's
-correction is over the six differences of both studies.
-
-The accuracies go into `benchmarks/results/objectives.csv`. Masked tokens are judged twice: in rows of the model's
-objective, and in the same rows for all models, whose pairs are in order. Rows of another init or other steps remain.
+The accuracies go into `benchmarks/results/objectives.csv`, the losses on the tuning split and the best steps into
+`benchmarks/results/curves/objectives.jsonl`. Masked tokens are judged twice: in rows of the model's objective, and in
+the same rows for all models, whose pairs are in order.
 """
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 
+from benchmarks import study_curves
 from benchmarks.tables import write_table
 from tiewise.boundary.hf import load
 from tiewise.boundary.installation import installed
@@ -70,10 +65,8 @@ def main(runs: Path) -> None:
                         "unigram": f"{accuracies['unigram_nll']:.4f}",
                     }
                 )
-    replaced = {(row["init"], row["steps"]) for row in rows}
-    with CSV_FILE.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if (row["init"], row["steps"]) not in replaced] + rows
-    write_table(CSV_FILE, rows)
+    write_table(CSV_FILE, sorted(rows, key=lambda row: (float(row["init"]), row["objective"], int(row["seed"]))))
+    study_curves.write(study_curves.collect(runs), study_curves.CURVES / "objectives.jsonl")
 
 
 if __name__ == "__main__":
