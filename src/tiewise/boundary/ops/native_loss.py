@@ -119,7 +119,7 @@ class NativeKernel:
         # E is bf16; each further chunk reads and writes the table's gradient, so half of its numbers are allowed
         elements = max(2 * CHUNK_ELEMENTS["cpu"], numbers // 2)
         if sums_narrow_table and count * words <= elements + numbers * 3 // 2:
-            elements = count * words  # one chunk: at most a third more memory, and 10 to 28 % less time
+            elements = count * words  # one chunk: at most a third more memory, and less time
         return chunk_rows(count, 1, "cpu", self.options.chunk, most=elements // words)
 
     def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
