@@ -25,6 +25,10 @@ SUMMARY_COLUMNS = (
     COMPILED,
     "tiewise / compile",
 )
+ROWS = """All rows of each measurement. Errors of loss and gradients are relative to fp64 of the same inputs. A row pays
+for memory that the row before has freed, so compare variants with *variant none* alone. The rows on 16 threads are older
+than the rule that takes all tokens in one chunk where memory allows.
+"""
 Record = dict[str, Any]
 
 
@@ -49,7 +53,7 @@ def render_section(folder: Path) -> str:
             "",
             _render_summary(machines),
             *describe_absent({name for machine in machines for name in machine.records}),
-            "All rows of each measurement. Errors of loss and gradients are relative to fp64 of the same inputs.\n",
+            ROWS,
             *tables,
         ]
     )
@@ -62,8 +66,9 @@ def _answer(records: list[Record]) -> str:
         for kind in sorted({record["kind"] for record in records})
     }
     shares = " and ".join(f"{ratio:.2f} in {kind}" for kind, ratio in most.items())
-    answer = f"The loss takes at most this share of the time of `{COMPILED}`, over all measured shapes: {shares}."
-    return f"{answer} *Gradient kept* also adds the table's gradient to one in fp32.\n"
+    answer = f"The loss takes at most this share of the time of `{COMPILED}`, by medians over all shapes: {shares}."
+    kept = "*Gradient kept* also adds the table's gradient to one in fp32, which for few tokens takes longest."
+    return f"{answer} {kept}\n"
 
 
 def _read_machine(folder: Path) -> Machine:

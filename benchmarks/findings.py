@@ -69,7 +69,7 @@ def make_rows(run: Path) -> list[str]:
     for arm in ("tied", "untied"):
         total, change, *cosines = map(format_figure, paths[arm]["quantities"])
         tenths = [share for _, share in paths[arm]["listings"][0]["rows"]]
-        labelled_cells += [(f"share of {arm}", [tenths[0], tenths[9], change, total])]
+        labelled_cells += [(f"share of {arm}, by tenths", [*tenths[:3], tenths[4], tenths[9], change, total])]
         labelled_cells += [("cosine of the paths", cosines)] * bool(cosines)
     return [f"| {TITLES[run.name]}: {label} | {' | '.join(cells)} |" for label, cells in labelled_cells]
 
