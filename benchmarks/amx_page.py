@@ -26,8 +26,8 @@ SUMMARY_COLUMNS = (
     "tiewise / compile",
 )
 ROWS = """All rows of each measurement. Errors of loss and gradients are relative to fp64 of the same inputs. A row pays
-for memory that the row before has freed, so compare variants with *variant none* alone. The rows on 16 threads are older
-than the rule that takes all tokens in one chunk where memory allows.
+for memory that the row before has freed, so compare variants with *variant none* alone. The rows on 16 threads are
+older than the rule that takes all tokens in one chunk where memory allows.
 """
 Record = dict[str, Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.files import write_result
-from tiewise.core.measurement import NONE, Listing, count, plain, signed, visible
+from tiewise.core.measurement import Listing, count, plain, signed, visible
 from tiewise.report import comparison_measurement
 from tiewise.report.comparison_panels import (
     direct_path_panels,
@@ -117,17 +117,14 @@ def _direct_path_section(comparison: Comparison) -> PageSection:
 def _starting_point(comparison: Comparison) -> PageSection:
     """Return the first loss and settings of each arm's first run, and all tuning trials."""
     first_runs = comparison_measurement.first_runs(comparison)
-    has_table_rates = any(run.table_rate is not None for run in first_runs.values())
     rates = {"learning_rate": "learning rate"}
-    if has_table_rates:
+    if any(run.table_rate for run in first_runs.values()):
         rates["table_rate"] = "learning rate of tables"
     losses = ["predicted first loss", "measured first loss"]
     starts = []
     for arm, run in first_runs.items():
-        settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
-        if has_table_rates:
-            settings.append(NONE if run.table_rate is None else f"{run.table_rate:g}")
-        starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
+        of_run = [_fact(getattr(run, name)) for name in rates]
+        starts.append([arm, f"{run.init_std:g}", *of_run, plain(run.predicted_initial_nll), plain(run.initial_nll)])
     trials = []
     for trial in comparison.tuning:
         tried = [trial["arm"], *(_fact(trial[name]) for name in rates)]

@@ -33,7 +33,7 @@ def complete(comparison: Comparison) -> Comparison:
 
     Differences are those of every arm but the reference, in every metric and every frequency bin.
     """
-    others = [arm for arm in comparison.arms if arm != comparison.reference]
+    others = comparison.others
     measured: list[Difference] = []
     for arm in others:
         measured += differences(comparison, comparison.reference, arm).values()
@@ -84,9 +84,8 @@ def sentences(comparison: Comparison) -> list[str]:
 def _arms_by_outcome(comparison: Comparison) -> dict[str, list[str]]:
     """Return the arms other than the reference by outcome; the better ones by their loss."""
     arms: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
-    for arm in comparison.arms:
-        if arm != comparison.reference:
-            arms[_outcome(_difference(comparison, arm))].append(arm)
+    for arm in comparison.others:
+        arms[_outcome(_difference(comparison, arm))].append(arm)
     means = {d.arm: d.mean for d in comparison.differences if d.metric == "heldout_nll"}
     arms[BETTER].sort(key=means.__getitem__)
     return arms
@@ -98,7 +97,7 @@ def explanations(comparison: Comparison) -> list[str]:
     They state if training ended too late or too early, how the last steps compare, which sample the intervals cover,
     what so many seeds can detect, which tokens differ, and how to compare best learning rates and equal sizes.
     """
-    others = [arm for arm in comparison.arms if arm != comparison.reference]
+    others = comparison.others
     lines = [_best_steps(comparison), descent_note(comparison.descents)]
     lines += [_at_last_step(comparison, arm) for arm in others] + [sample_note(comparison)]
     lines += [_power(comparison, arm) for arm in others] + [_by_frequency(comparison, arm) for arm in others]
@@ -114,7 +113,7 @@ def _best_steps(comparison: Comparison) -> str:
     for arm in comparison.arms:
         runs = comparison.of(arm)
         steps = [run.lowest_tuning_step for run in runs if run.lowest_tuning_step is not None]
-        if steps and min(steps) < runs[0].steps:
+        if min(steps, default=math.inf) < runs[0].steps:
             ranges.append(f"{arm} at {_range_in_words(min(steps), max(steps))} of {runs[0].steps:,}")
     if not ranges:
         return ""

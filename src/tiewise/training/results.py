@@ -319,6 +319,11 @@ class Comparison(PrintedResult):
     schema: int = SCHEMA
     folder: Path | None = field(default=None, compare=False)
 
+    @property
+    def others(self) -> list[str]:
+        """Arms other than the reference."""
+        return [arm for arm in self.arms if arm != self.reference]
+
     def of(self, arm: str) -> list[RunResult]:
         """Return the runs of one arm, by seed."""
         return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)

@@ -96,12 +96,13 @@ class NativeKernel:
         options = self.options
         if options.softcap is not None and any(needs):
             q = q * self._softcap_slope(h, targets, options.softcap)
+        sums_narrow_table = all((self.gradients_are_narrow, needs[1], into is None))
         inputs = (h.contiguous(), self.weight, self.bias, targets)
         coefficients = (c, q, k, lse, into)
         settings = (
             options.scale,
             options.softcap or 0.0,
-            self._rows(len(targets), sums_narrow_table=self.gradients_are_narrow and needs[1] and into is None),
+            self._rows(len(targets), sums_narrow_table=sums_narrow_table),
             self.products,
             self.gradients_are_narrow,
             entropy,
@@ -118,7 +119,8 @@ class NativeKernel:
             return chunk_rows(count, words * 3 // 2, "cpu", self.options.chunk)  # two thirds of the memory is as fast
         # E is bf16; each further chunk reads and writes the table's gradient, so half of its numbers are allowed
         elements = max(2 * CHUNK_ELEMENTS["cpu"], numbers // 2)
-        if sums_narrow_table and count * words <= elements + numbers * 3 // 2:
+        second_table = numbers * sums_narrow_table
+        if count * words <= elements + second_table * 3 // 2:
             elements = count * words  # one chunk: at most a third more memory, and less time
         return chunk_rows(count, 1, "cpu", self.options.chunk, most=elements // words)
 
