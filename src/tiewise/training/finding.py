@@ -86,9 +86,14 @@ def _arms_by_outcome(comparison: Comparison) -> dict[str, list[str]]:
     arms: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
     for arm in comparison.others:
         arms[_outcome(_difference(comparison, arm))].append(arm)
-    means = {d.arm: d.mean for d in comparison.differences if d.metric == "heldout_nll"}
+    means = {d.arm: d.mean for d in _loss_differences(comparison)}
     arms[BETTER].sort(key=means.__getitem__)
     return arms
+
+
+def _loss_differences(comparison: Comparison) -> list[Difference]:
+    """Return the differences in validation loss."""
+    return [d for d in comparison.differences if d.metric == "heldout_nll"]
 
 
 def explanations(comparison: Comparison) -> list[str]:
@@ -113,7 +118,7 @@ def _best_steps(comparison: Comparison) -> str:
     for arm in comparison.arms:
         runs = comparison.of(arm)
         steps = [run.lowest_tuning_step for run in runs if run.lowest_tuning_step is not None]
-        if min(steps, default=math.inf) < runs[0].steps:
+        if steps and min(steps) < runs[0].steps:
             ranges.append(f"{arm} at {_range_in_words(min(steps), max(steps))} of {runs[0].steps:,}")
     if not ranges:
         return ""
@@ -129,7 +134,7 @@ def _rate_to_choose(comparison: Comparison) -> str:
     In the atlas, most differences of tied and untied models vanish at the best rate of each, and grow again where
     tables have their own.
     """
-    outcomes = {_outcome(d) for d in comparison.differences if d.metric == "heldout_nll"}
+    outcomes = set(map(_outcome, _loss_differences(comparison)))
     if outcomes.isdisjoint((BETTER, WORSE)):
         return ""
     run, setting = comparison.runs[0], comparison.setting
