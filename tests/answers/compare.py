@@ -26,7 +26,7 @@ class Tolerance:
 # committed answers: processors round differently
 COMMITTED = {
     "words": Tolerance(1e-8, 0.0, rounds=False, verbatim=True),
-    "exact": Tolerance(1e-5, 1e-6),
+    "exact": Tolerance(1e-5, 5e-6),  # a gradient that is 0 was 1.4e-6 on one processor, and 0 on another
     "trained": Tolerance(1e-2, 1e-3),
 }
 # answers of two revisions on one machine
