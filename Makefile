@@ -8,8 +8,9 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # trackio and what a local run of it imports; --no-deps, because it asks for an older pillow than the pinned one
 TRACKIO := trackio gradio-client httpx httpcore orjson python-multipart starlette uvicorn brotli
-# what triton's interpreter runs on a CPU; --no-deps, because it must not replace torch's CPU build
-INTERPRETED := triton liger-kernel cut-cross-entropy
+# What triton's interpreter runs on a CPU; --no-deps, because it must not replace torch's CPU build. Its version is not a
+# constraint, because the CUDA build of torch requires another one.
+INTERPRETED := triton==3.9.0 liger-kernel cut-cross-entropy
 # Tests run two processes on two cores; each keeps to one thread, or they would fight for them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
