@@ -4,10 +4,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from glob import glob
+
+from tests.fork_server import ForkedCommand
 
 PATIENCE = 900  # seconds; only a process that hangs takes so long, even on a busy machine
 
@@ -19,13 +20,11 @@ def free_port():
 
 
 def launch(folder, count, *arguments):
-    """Start `python -m tiewise …` as `count` processes of one run in `folder`."""
+    """Start `tiewise …` as `count` processes of one run in `folder`, each a fork of a process that has imported torch."""
     rendezvous = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
-    command = [sys.executable, "-m", "tiewise", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    return [subprocess.Popen(command, cwd=folder, env=environment | rank, **pipes) for rank in ranks]
+    words, environment = list(map(str, arguments)), os.environ | {"OMP_NUM_THREADS": "1"}
+    return [ForkedCommand(words, folder, environment | rank) for rank in ranks]
 
 
 def wait_until(condition, *processes):
@@ -61,7 +60,7 @@ def wait_for_exit(processes):
         outputs = [process.communicate(timeout=PATIENCE) for process in processes]
     except subprocess.TimeoutExpired:
         for process in processes:
-            process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints the stack of each thread
+            process.send_signal(signal.SIGABRT)  # it prints the stack of each thread
         stacks = [process.communicate(timeout=PATIENCE)[1] for process in processes]
         raise AssertionError("\n".join(stacks)) from None
     finally:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_tiny import TINY
+from cli_tiny import TINY, write_text
 from launched import launch, wait_for_exit
 from tests.answers import inputs
 
@@ -18,9 +18,12 @@ LINES += ["inspect model --only alignment", "compare --help", "tie model --to ne
 RUN = ["--steps=40", "--set=width=64", "--json"]
 
 
-@pytest.fixture
-def undisturbed(tmp_path, text):
-    (_, out, _), *_ = wait_for_exit(launch(tmp_path, 1, "train", "-t", text, *TINY, *RUN, "--out=whole"))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Return the result of a run of the same text with room on the disk."""
+    folder = tmp_path_factory.mktemp("whole")
+    text = write_text(folder)
+    (_, out, _), *_ = wait_for_exit(launch(folder, 1, "train", "-t", text, *TINY, *RUN, "--out=whole"))
     return json.loads(out)
 
 

@@ -4,7 +4,6 @@ Each moment patches one function of the Trainer or of tiewise in a separate proc
 half written. A fork server has imported everything and trained nothing, so each child starts fast and clean.
 """
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -14,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.fork_server import fork_context
 from tests.training.conftest import assert_same_results
 from transformers import Trainer, TrainerState, trainer
 
@@ -136,9 +136,7 @@ def dies_at_touch(out, backend, number):
 @pytest.fixture(scope="module")
 def was_killed(tmp_path_factory):
     """Return a function that calls a target in a process and returns whether SIGKILL ended it."""
-    made = multiprocessing.get_context("forkserver")
-    # not this test module, because the server has another path
-    made.set_forkserver_preload(["tiewise.training.compare", FLAX])
+    made = fork_context()
 
     def ran(target, *arguments):
         child = made.Process(target=target, args=arguments)
