@@ -1,4 +1,7 @@
-"""Start commands as one process or as several ranks, and return the exit code and output of each."""
+"""Start commands as one process or as several ranks, and return the exit code and output of each.
+
+Each process is a fork of one that has imported torch.
+"""
 
 import os
 import signal
@@ -20,7 +23,7 @@ def free_port():
 
 
 def launch(folder, count, *arguments):
-    """Start `tiewise …` as `count` processes of one run in `folder`, each a fork of a process that has imported torch."""
+    """Start `tiewise …` in `folder` as `count` processes of one run."""
     rendezvous = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
     words, environment = list(map(str, arguments)), os.environ | {"OMP_NUM_THREADS": "1"}

@@ -23,6 +23,8 @@ from tiewise.planning.read_config import read
 # keys of a config that are no sizes and no switches of a class, or that name tokens
 OTHER_KEYS = {"id2label", "label2id", "rope_parameters", "architectures", "dtype", "problem_type", "is_encoder_decoder"}
 TOKENS = ("_id", "_ids", "index")
+# switches of every class that choose what a call returns; each is changed alone, and not with a second switch
+OF_CALLS = {"output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 
 
 def exact_classes() -> list[str]:
@@ -99,7 +101,7 @@ def changed_records(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
     for path, value in keys:
         for other in other_values(value):
             yield f"{'.'.join(path)} = {other}", with_value(record, path, other)
-    switches = [(path, value) for path, value in keys if isinstance(value, bool)]
+    switches = [(path, value) for path, value in keys if isinstance(value, bool) and path[-1] not in OF_CALLS]
     for (first, value), (second, other) in combinations(switches, 2):
         changed = with_value(with_value(record, first, not value), second, not other)
         yield f"{'.'.join(first)} = {not value}, {'.'.join(second)} = {not other}", changed

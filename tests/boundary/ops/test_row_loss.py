@@ -34,7 +34,7 @@ from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
-N, V = (23, 57) if INTERPRETED else (777, 5003)
+N, V = (11, 41) if INTERPRETED else (777, 5003)
 NEAR = {torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 linear_cross_entropy = partial(cross_entropy.linear_cross_entropy, backend="triton")
 REDUCTIONS = ("mean", "sum", "none")
@@ -291,7 +291,7 @@ def test_chunk_is_halved_until_it_fits_into_memory(device, monkeypatch):
         return original(x, *shape, **kw)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", with_little_memory)
-    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", 4)
+    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", 2)
     assert error(linear_cross_entropy(h, w, t), expected) < 1e-6
     assert sizes == [N, -(-N // 2), -(-N // 4)]
     monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", N // 2)
@@ -312,7 +312,7 @@ def test_chunk_is_halved_if_the_gradients_do_not_fit_beside_it(device, monkeypat
         return original(*arguments, is_single=is_single)
 
     monkeypatch.setattr(gpu_chunks, "GradientSums", with_little_memory)
-    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", 4)
+    monkeypatch.setattr(gpu_chunks, "MINIMUM_ROWS", 2)
     _, grads = gradients(linear_cross_entropy, (h, w, None), t)
     assert seen == [True, False]
     _, expected = gradients(linear_cross_entropy, (h, w, None), t)

@@ -349,9 +349,11 @@ class _Mean:
             total = a + b
             part = total - a
             lost = (a - (total - part)) + (b - part)  # a + b = total + lost exactly (Knuth's two-sum)
-            far = ~np.isfinite(total)  # entries whose sum overflows although the mean is finite
-            mean = np.where(far, a / 2 + b / 2, total / 2)
-            return rounded(mean, self.input_table.dtype, np.where(far, 0.0, lost))
+            mean = total / 2
+            far = np.flatnonzero(~np.isfinite(total))  # entries whose sum overflows although the mean is finite
+            mean.flat[far] = a.flat[far] / 2 + b.flat[far] / 2
+            lost.flat[far] = 0.0
+            return rounded(mean, self.input_table.dtype, lost)
 
 
 def require_ends(facts: Facts, name: str) -> None:
