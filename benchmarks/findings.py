@@ -15,8 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks import study_curves
 from benchmarks.cost_change import change
+from tiewise.core.estimates import mean_interval
 from tiewise.training.folder import RESULTS as COMPARISON
 from tiewise.training.folder import read_json
 from tiewise.training.results import AT_LAST, Comparison, Difference, differences
@@ -29,6 +33,8 @@ TWO_SEEDS = ["untied input, two seeds", "untied output, two seeds", "tied table,
 TITLES = {"wikitext-2": "WikiText-2", "war-and-peace": "War and Peace"}
 TITLES |= {f"{run}-tables": f"{title}, own rate of tables" for run, title in TITLES.items()}
 ENDS = ["untied input", "untied output", "tied table"]
+CHECKED_STEPS = (150, 300, 480, 600)
+STEPS_NAMED = f"steps {', '.join(map(str, CHECKED_STEPS))}"
 
 
 def format_figure(quantity: dict[str, Any]) -> str:
@@ -59,7 +65,7 @@ def make_rows(run: Path) -> list[str]:
                 [figures[label + suffix, end] for end in BETWEEN_MODELS]
                 + [figures[f"output − input, {label}", f"tied, models of the {seed} seed"]],
             )
-            for label in MAPS
+            for label in MAPS + CKA
         ]
     labelled_cells += [
         (f"{label}, trained again", [figures[label, pair] for pair in TWO_SEEDS]) for label in MAPS + CKA
@@ -71,7 +77,58 @@ def make_rows(run: Path) -> list[str]:
         tenths = [share for _, share in paths[arm]["listings"][0]["rows"]]
         labelled_cells += [(f"share of {arm}, by tenths", [*tenths[:3], tenths[4], tenths[9], change, total])]
         labelled_cells += [("cosine of the paths", cosines)] * bool(cosines)
+        labelled_cells.append((f"windows of {arm}: first, second, last tenth, least, peaks", list_windows(run / arm)))
+    labelled_cells += list_tuning_costs(run)
     return [f"| {TITLES[run.name]}: {label} | {' | '.join(cells)} |" for label, cells in labelled_cells]
+
+
+def list_windows(arm: Path) -> list[str]:
+    """Return the head path's share in windows of 30 steps.
+
+    The cells are the means over seeds in the first and second window and in the last tenth, the least share of all
+    windows and seeds, and the steps at which the seeds' shares are highest.
+    """
+    shares, steps, peaks = [], [0], []
+    for path in sorted(arm.glob("seed-*/metrics.jsonl")):
+        points = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        shares.append([point["path_b"] / (point["path_a"] + point["path_b"]) for point in points])
+        steps = [0, *(point["step"] for point in points)]
+        peaks.append(int(np.argmax(shares[-1])))
+    means = np.mean(shares, axis=0)
+    figures = [means[0], means[1], means[-2:].mean(), np.min(shares)]
+    spans = [f"{steps[window] + 1} to {steps[window + 1]}" for window in sorted(set(peaks))]
+    return [*(f"{100 * figure:.2f} %" for figure in figures), ", ".join(spans)]
+
+
+def tuning_costs(run: Path) -> dict[int, NDArray[np.float64]]:
+    """Return tied − untied on the tuning split for each seed, by step."""
+    curves = study_curves.collect_cell(run)
+    losses = {(curve.arm, curve.seed): dict(zip(curve.steps, curve.tune_nll, strict=True)) for curve in curves}
+    seeds = sorted({curve.seed for curve in curves})
+    return {
+        step: np.array([losses["tied", seed][step] - losses["untied", seed][step] for seed in seeds])
+        for step in CHECKED_STEPS
+    }
+
+
+def list_tuning_costs(run: Path) -> list[tuple[str, list[str]]]:
+    """Return (label, cells) of tied − untied on the tuning split at some steps, and of its growth between the last two.
+
+    Intervals are over seeds.
+    """
+    costs = tuning_costs(run)
+    *_, before, last = CHECKED_STEPS
+    growth = costs[last] - costs[before]
+    return [
+        (f"tuning loss at {STEPS_NAMED}, tied − untied", format_estimates(costs)),
+        (f"growth of this cost from step {before} to {last}", format_estimates({last: growth})),
+    ]
+
+
+def format_estimates(values: dict[int, NDArray[np.float64]]) -> list[str]:
+    """Return the mean over seeds at each step and its interval, with five decimals."""
+    estimates = map(mean_interval, values.values())
+    return [f"{estimate.value:.5f} [{estimate.low:.5f}, {estimate.high:.5f}]" for estimate in estimates]
 
 
 def list_losses(comparison: Comparison) -> list[tuple[str, list[str]]]:
@@ -95,11 +152,18 @@ def describe_difference(difference: Difference) -> list[str]:
     return [format_figure(figures), f"p {difference.p:.2g}", difference.sample]
 
 
-def make_change(one_rate: Path, own_rate: Path) -> str:
-    """Return the table row of the change of the cost of tying between two comparisons."""
+def make_changes(one_rate: Path, own_rate: Path) -> list[str]:
+    """Return the table rows of the change of the cost of tying between two comparisons.
+
+    The first is of the held-out loss, the others are of the tuning loss at some steps.
+    """
     old, new = (Comparison.from_dict(read_json(run / COMPARISON)) for run in (one_rate, own_rate))
-    cells = describe_difference(change(old, new))
-    return f"| {TITLES[own_rate.name]}: less the cost with one rate | {' | '.join(cells)} |"
+    title = f"| {TITLES[own_rate.name]}"
+    rows = [f"{title}: less the cost with one rate | {' | '.join(describe_difference(change(old, new)))} |"]
+    before, after = tuning_costs(one_rate), tuning_costs(own_rate)
+    figures = format_estimates({step: after[step] - before[step] for step in CHECKED_STEPS})
+    rows.append(f"{title}: tuning loss at {STEPS_NAMED}, less the cost with one rate | {' | '.join(figures)} |")
+    return rows
 
 
 def main() -> None:
@@ -107,7 +171,7 @@ def main() -> None:
     body, curves = [], []
     for one_rate in map(Path, sys.argv[1:]):
         own_rate = one_rate.with_name(f"{one_rate.name}-tables")
-        body += [*make_rows(one_rate), *make_rows(own_rate), make_change(one_rate, own_rate)]
+        body += [*make_rows(one_rate), *make_rows(own_rate), *make_changes(one_rate, own_rate)]
         curves += [curve for run in (one_rate, own_rate) for curve in study_curves.collect_cell(run)]
     study_curves.write(curves, study_curves.CURVES / "two-texts.jsonl")
     head = f"# findings\n\n`{__doc__.splitlines()[2]}`\n\n"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ HUGE = 1e100  # larger numbers are not summed
 LIBRARIES = ("torch", "transformers", "jax", "flax", "numpy", "safetensors")
 # text that depends on the clock, the machine or the temporary folder
 PLACEHOLDERS = (
+    (re.compile(rf"(?<![\d.]){re.escape(platform.python_version())}(?![\d.])"), "VERSION"),  # of Python
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # dates
     (re.compile(r"\d+(\.\d+)? (s|seconds|min|minutes|h)\b"), "TIME"),  # durations
     (re.compile(r"\b\d+ cores? need"), "CORES need"),  # numbers of cores
