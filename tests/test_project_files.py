@@ -1,6 +1,7 @@
 """Test that the files about the project agree: metadata, workflow, changelog and CONTRIBUTING."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,10 @@ def test_contributing_is_one_page():
 @pytest.mark.parametrize("path", re.findall(r"`(src/[\w/.]+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
 def test_contributing_names_files_that_exist(path):
     assert (ROOT / path).exists()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
+def test_no_committed_file_is_a_link():
+    """A link names a folder of one machine, and a pattern with a slash does not ignore it."""
+    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line for line in listed.splitlines() if line.startswith("120000 ")] == []
