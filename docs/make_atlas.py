@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import atlas_tuning
 import numpy as np
+import numpy.typing as npt
 
 import tiewise
 from tiewise.core.estimates import (
@@ -141,21 +142,29 @@ def transfer(rows: Sequence[Row]) -> str:
 
     It compares their accuracies from an untrained start and from a pretrained one.
     """
-    accuracies_by_group: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[Row]]] = {}
     for row in rows:
-        starts = accuracies_by_group.setdefault((row["arm"], row["task"]), {"untrained": [], "pretrained": []})
-        starts[row["start"]].append(100 * float(row["accuracy"]))
-    gains = [
-        mean_interval(np.subtract(starts["pretrained"], starts["untrained"])) for starts in accuracies_by_group.values()
-    ]
-    lines = [["model", "task", "untrained", "pretrained", "gain, points", "95 % interval", "sign", "could show"]]
-    lines.append(["---", "---", *["---:"] * 6])
-    for (arm_and_task, starts), gain, (p, level) in zip(accuracies_by_group.items(), gains, tested(gains), strict=True):
-        means = [f"{np.mean(accuracies):.1f} %" for accuracies in starts.values()]
+        starts = groups.setdefault((row["arm"], row["task"]), {"untrained": [], "pretrained": []})
+        starts[row["start"]].append(row)
+    gains = [mean_interval(_gains(starts, "accuracy")) for starts in groups.values()]
+    columns = "untrained", "pretrained", "gain, points", "95 % interval", "sign", "could show", "last step"
+    lines = [["model", "task", *columns], ["---", "---", *["---:"] * len(columns)]]
+    for (arm_and_task, starts), gain, (p, level) in zip(groups.items(), gains, tested(gains), strict=True):
+        means = [f"{np.mean(_percent(runs, 'accuracy')):.1f} %" for runs in starts.values()]
         sign = "–" if p >= 0.05 else "better" if gain.value > 0 else "worse"
         value, interval, least = contrast(gain, p, level, 1)
-        lines.append([*arm_and_task, *means, value, interval, sign, least])
+        last = signed(float(np.mean(_gains(starts, "last"))), 1)
+        lines.append([*arm_and_task, *means, value, interval, sign, least, last])
     return atlas_tuning.markdown(lines)
+
+
+def _gains(starts: Mapping[str, Sequence[Row]], column: str) -> npt.NDArray[np.float64]:
+    """Return the gain of each seed from a pretrained start, in points."""
+    return np.subtract(_percent(starts["pretrained"], column), _percent(starts["untrained"], column))
+
+
+def _percent(rows: Sequence[Row], column: str) -> list[float]:
+    return [100 * float(row[column]) for row in rows]
 
 
 def tested(means: Sequence[Estimate]) -> list[tuple[float, float]]:
