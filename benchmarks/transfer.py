@@ -36,7 +36,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 import tiewise.models  # noqa: F401  (registers the ALBERT class for `load`)
 from benchmarks.tables import write_table
@@ -187,6 +187,7 @@ def measure_accuracy(job: Job, task: str, start: str) -> Measured:
             report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
         )  # fmt: skip
         trainer = Trainer(model, arguments, train_dataset=rows["train"], eval_dataset=rows["tune"], callbacks=[kept])
+        trainer.remove_callback(PrinterCallback)  # one line per accuracy is enough
         trainer.train()
         last = heldout_accuracy(trainer, rows["heldout"])
         model.load_state_dict(kept.weights)

@@ -22,6 +22,7 @@ TUNED_STUDIES = (
     "size-text-matched",
     "size-text-vocabulary",
     "table-rate-by-text",
+    "table-rate-options",
     "three-way",
     "vocabulary",
 )

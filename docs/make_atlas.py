@@ -37,6 +37,7 @@ INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
 AXES = {
     "gain-by-text": ["train_tokens"],
     "table-rate-by-text": ["train_tokens"],
+    "table-rate-options": ["train_tokens", "arm"],
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
     "rank": ["tokenizer", "arm"],
     "rank-matched": ["match", "arm"],
