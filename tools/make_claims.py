@@ -47,7 +47,7 @@ Four verdicts need a second sentence:
 - `output-gradient-falls` compares the second half of training with its first tenth. In
   [longer runs](../measured.md#how-does-the-head-paths-share-move) the share rises before it falls. With a separate rate
   of the tables, its last tenth is above the first.
-- `tied-nearer-output` holds for one rate. On [two other texts](../measured.md#which-end-does-a-tied-table-resemble) it
+- `tied-nearer-output` was tested with one rate. On [two other texts](../measured.md#which-end-does-a-tied-table-resemble) it
   was mainly frequency.
 
 """
