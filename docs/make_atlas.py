@@ -332,6 +332,7 @@ RESULT_TABLES = {
     "objectives": objectives,
     "free_rows_less_untied": contrasts,
     "untie_late_less_untied": contrasts,
+    "table_rate_options_less_untied": contrasts,
     "value_embeddings": contrasts,
     "early_alpha": early_alpha,
     "table_rate": as_written,
