@@ -28,9 +28,9 @@ intervals misses the true value. Claims of one grid share their runs, so their v
 `retie` is `untie-small-vocabulary` with the sign turned, in other units, and `second-table` and `table-counts-less` are
 one measurement, too. Nobody has published `second-table`; it is our counterpart of `recurrence-exponent`.
 
-Each verdict, also "contradicted", is about models of this size after the steps of its grid, mostly 200. After more steps
-our [studies](atlas.md#what-was-found) find smaller costs of tying, or none that is detected. Text and V are not always
-the same there, and no test compares the studies with the claims.
+Each verdict, also "contradicted", is about models of this size after the steps of its grid, mostly 200. After more
+steps our [studies](atlas.md#what-was-found) find smaller costs of tying, or none that is detected. Text and V are not
+always the same there, and no test compares the studies with the claims.
 
 Seven grids of decoders were registered twice. The first time all arms had the rate 0.004; the second time each has
 its best one (`tune`), because that had removed differences in [another study](atlas.md#rates). So these settings were
@@ -42,13 +42,13 @@ Four verdicts need a second sentence:
 
 - `tying-regularises` is about the distance alone. In the same runs the tied model is worse on held-out text, too
   (`tying-little-text`): the distance shrinks because the loss on training text rises more.
-- `head-beyond-chance` is our reading. The source says that most of the gradient is lost, which holds in these runs. Only
-  a loss beyond that of a random head is contradicted.
+- `head-beyond-chance` is our reading. The source says that most of the gradient is lost, which holds in these runs.
+  Only a loss beyond that of a random head is contradicted.
 - `output-gradient-falls` compares the second half of training with its first tenth. In
   [longer runs](../measured.md#how-does-the-head-paths-share-move) the share rises before it falls. With a separate rate
   of the tables, its last tenth is above the first.
-- `tied-nearer-output` was tested with one rate. On [two other texts](../measured.md#which-end-does-a-tied-table-resemble) it
-  was mainly frequency.
+- `tied-nearer-output` was tested with one rate. On
+  [two other texts](../measured.md#which-end-does-a-tied-table-resemble) it was mainly frequency.
 
 """
 RULES = "\n## Rules\n\n| claim | source | it says | their setting | rule | hash |\n|---|---|---|---|---|---|\n"
