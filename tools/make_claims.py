@@ -48,7 +48,7 @@ Four verdicts need a second sentence:
   [longer runs](../measured.md#how-does-the-head-paths-share-move) the share rises before it falls. With a separate rate
   of the tables, its last tenth is above the first.
 - `tied-nearer-output` was tested with one rate. On
-  [two other texts](../measured.md#which-end-does-a-tied-table-resemble) a large part of it was frequency.
+  [two other texts](../measured.md#which-end-does-a-tied-table-resemble) a large part of that lead goes with frequency.
 
 """
 RULES = "\n## Rules\n\n| claim | source | it says | their setting | rule | hash |\n|---|---|---|---|---|---|\n"
