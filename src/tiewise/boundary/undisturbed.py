@@ -30,9 +30,9 @@ from transformers import GenerationConfig, PreTrainedConfig
 from tiewise.boundary.sharded_tables import fsdp_units
 
 _CONFIGS = (PreTrainedConfig, GenerationConfig)
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # without subclasses, whose methods may do more
-# types without anything to copy: the commonest are first, and the one that is slow to check is last
-_NOT_COPIED = (NoneType, bool, str, int, float, nn.Module, nn.Parameter)
+# without subclasses, whose methods may do more
+_CONTAINERS = frozenset((dict, OrderedDict, defaultdict, list, set, deque))
+_PLAIN_TYPES = frozenset((NoneType, bool, str, int, float))
 # attributes that fully_shard sets in the first forward and needs in later ones
 _OF_SHARDING = frozenset((
     "_parameters",
@@ -138,7 +138,7 @@ class _Snapshot:
         self.containers: list[tuple[Any, Any]] = []  # (container, shallow copy)
         self.tensors: list[tuple[Tensor, Tensor, int | None]] = []  # (tensor, copy of its values, version)
         self.parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-        self.copied_ids: set[int] = set()
+        self.copied_ids = set(map(id, model.parameters()))  # their values are not copied
         for module in model.modules():
             self._copy_attributes(module)
             if isinstance(module, nn.Embedding) and module.max_norm is not None:  # its forward rescales rows
@@ -154,14 +154,13 @@ class _Snapshot:
 
     def _copy_value(self, value: Any) -> None:
         """Copy a value that is a container, a tensor or a config, once."""
-        if isinstance(value, _NOT_COPIED) or id(value) in self.copied_ids:
+        if type(value) in _PLAIN_TYPES or id(value) in self.copied_ids:
             return
-        if isinstance(value, tuple):
-            self._copy_values(value)
-            return
-        if type(value) in _CONTAINERS:
+        if type(value) in _CONTAINERS:  # checked first, because a module has about ten
             self.copied_ids.add(id(value))
             self.containers.append((value, value.copy()))
+            self._copy_values(value)
+        elif isinstance(value, tuple):
             self._copy_values(value)
         elif isinstance(value, Tensor):
             self.copied_ids.add(id(value))
@@ -218,7 +217,8 @@ def _may_be_written(tensor: Tensor, version: int | None) -> bool:
 
 def _refill(container: Any, copied: Any) -> None:
     """Restore a container's entries and their order from a copy, if they changed."""
-    if _entries(container) == _entries(copied):
+    both_empty = len(container) + len(copied) == 0  # true of most containers of a module
+    if both_empty or _entries(container) == _entries(copied):
         return
     container.clear()
     if isinstance(container, dict | set):
@@ -230,4 +230,4 @@ def _refill(container: Any, copied: Any) -> None:
 def _entries(container: Any) -> list[int]:
     """Return the ids of a container's items, or of its keys and values, in order."""
     values = getattr(container, "values", tuple)  # of a dict
-    return [*map(id, container), *map(id, values())]
+    return [id(entry) for entry in (*container, *values())]

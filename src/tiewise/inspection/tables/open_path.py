@@ -230,10 +230,10 @@ def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Sca
     Scales of an unsupported family are named in a note and not applied.
     """
     scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
-    names = () if ending is None else ending.scalars
-    applied = {key: value for key, value in scalars.items() if key in names}
+    ending = ending or FinalNorm()  # whose class applies no scale
+    applied = {key: value for key, value in scalars.items() if key in ending.scalars}
     input_scale = applied.get("embedding_multiplier", 1.0)
-    if ending is not None and ending.root_width:
+    if ending.root_width:
         input_scale *= _root(tables.source.width, tables.stored)
     divisor = applied.get("logits_scaling") or 1.0
     output_scale = applied.get("logit_scale", 1.0) / divisor
