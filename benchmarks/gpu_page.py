@@ -26,6 +26,8 @@ the default, with fp64 without options and with a soft-cap only (24 figures of `
 **Changed since, and never run on a GPU:**
 
 * the default with programs of 8192 columns and chunks of a 32nd of the card's memory; before, 4096 and a 64th
+* rows whose second reading goes backward: the L2 cache has what the first reading read last
+* times of a step that the host queues while the GPU works, so that the host's own time is hidden
 * `backend="compile"`, `"torch"` and `"liger-sm90"`; the choice of `"auto"` among them
 * `TIEWISE_LOSS=triton` for log-probabilities, entropies and tables over ranks
 * `into` without a wait in the backward pass; `path_sums`; several runs on one card (`--jobs auto`)

@@ -492,8 +492,8 @@ def test_benchmark_names_and_runs_every_part(device, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_rows, "SIZES", ((16, 4), (32, 8)))
     monkeypatch.setattr(gpu_rows, "ROUNDS", 1)
     path, record = tmp_path / "rows.json", {"times": {}}
-    assert gpu_rows.measure_parts(problem, "small", record, path, deadline=-1.0).missing == 13
+    assert gpu_rows.measure_parts(problem, "small", record, path, deadline=-1.0).missing == 15
     assert record["times"] == {}
     assert not gpu_rows.measure_parts(problem, "small", record, path, deadline=torch.inf).wrong
-    assert len(record["times"]) == 1 + len(gpu_rows.CHUNKS) + 2 + 2 + 3
+    assert len(record["times"]) == 1 + len(gpu_rows.CHUNKS) + 2 + 2 + 2 + 3
     assert all(milliseconds > 0 for milliseconds in record["times"].values())

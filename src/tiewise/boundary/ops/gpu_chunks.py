@@ -168,9 +168,11 @@ class ChunkBuffer:
     def slopes(self, n: int, dtype: torch.dtype) -> Tensor:
         """Return the same memory for slopes [n, V].
 
-        Slopes narrower than the products take the first half of each row.
+        Slopes narrower than the products take the second half of each row.
         """
-        return self.memory.view(dtype)[:n, : self.vocab]
+        numbers = self.memory.view(dtype)
+        first = numbers.shape[1] - self.memory.shape[1]
+        return numbers[:n, first : first + self.vocab]
 
 
 class GradientSums:

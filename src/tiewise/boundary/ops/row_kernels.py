@@ -11,10 +11,13 @@ products x_j twice:
             c = r ((1−ε) w_t + ε mean(w) + 2ζ lse)        q = r (1−ε) w_t
 
 Everything is fp32. Each lane of a program keeps a maximum and a sum of its columns, so that the first reading needs one
-exponential per logit and no exchange between lanes. The second reading mostly hits the L2 cache.
+exponential per logit and no exchange between lanes. The second reading goes from the last block of columns to the
+first: the L2 cache has the columns that were read last. In the other direction, with rows that do not all fit, each
+block would be evicted before it is read again.
 
-The slopes may overwrite the products. A narrow slope takes half the bytes of an fp32 product: slope j ends before byte
-4 j of the row, so a program overwrites only products that it has read. A barrier separates its reads from its writes.
+The slopes may overwrite the products. A narrow slope takes half the bytes of an fp32 product. Narrow slopes take the
+second half of their row: slope j of W numbers begins at byte 2 W + 2 j, which is not before byte 4 j. So a program that
+goes backward overwrites only products that it has read. A barrier separates its reads from its writes.
 
 `loss_rows` does both readings. `read_rows` and `write_rows` do one each, where something happens between them: the
 upstream gradients of log-probabilities and entropies arrive, or ranks with other columns of a table exchange their
@@ -47,6 +50,12 @@ def tanh(x):
     size = 1 - 2 / (tl.exp(2 * tl.abs(x)) + 1)
     elsewhere = tl.where(x < 0, -size, size)
     return tl.where(tl.abs(x) < SMALL_ANGLE, near_zero, elsewhere)
+
+
+@triton.jit
+def nth_last_block(n, vocab, BLOCK: tl.constexpr):
+    """Return the columns of block n of a row, counted from its end."""
+    return (tl.cdiv(vocab, BLOCK) - 1 - n) * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -140,8 +149,8 @@ def write_slopes(
 ):
     """Write the slopes of a row: the second reading."""
     tl.debug_barrier()  # every lane has read the target's product
-    for start in range(0, vocab, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
+    for n in range(0, tl.cdiv(vocab, BLOCK)):
+        columns = nth_last_block(n, vocab, BLOCK)
         z = load_logits(products, bias, columns, vocab, width, scale, softcap, HAS_BIAS, HAS_SOFTCAP)
         slope = c * tl.exp(z - highest)
         if HAS_SMOOTHING:
@@ -356,8 +365,8 @@ def write_rows(
         tilt = tl.load(tilts + row)
     if HAS_SMOOTHING:
         spread = tl.load(spreads + row)
-    for start in range(0, vocab, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
+    for n in range(0, tl.cdiv(vocab, BLOCK)):
+        columns = nth_last_block(n, vocab, BLOCK)
         z = load_logits(products + row * width, bias, columns, vocab, width, scale, softcap, HAS_BIAS, HAS_SOFTCAP)
         below = z - highest
         slope = level * tl.exp(below)
