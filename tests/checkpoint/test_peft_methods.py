@@ -1,7 +1,11 @@
 """Compare the findings on adapters of every method of PEFT with the loads and merges of PEFT itself."""
 
+import copy
+import functools
 import inspect
+import shutil
 import warnings
+from unittest import mock
 
 import pytest
 
@@ -43,8 +47,28 @@ def base(request, tmp_path_factory):
     return folder
 
 
-def loaded(base):
+@functools.cache
+def read_once(base):
+    """Return the model of a folder, which no test changes."""
     return transformers.LlamaForCausalLM.from_pretrained(base)
+
+
+def loaded(base):
+    """Return the model of a folder for a test that changes it."""
+    return copy.deepcopy(read_once(base))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Return a function that saves an adapter of the queries once, and returns its folder, which no test changes."""
+
+    @functools.cache
+    def adapter(base, kind):
+        folder = tmp_path_factory.mktemp("stored")
+        save(trained(base, config_of(kind, ["q_proj"])), folder)
+        return folder
+
+    return adapter
 
 
 def config_of(kind, targets, **more):
@@ -68,7 +92,9 @@ def trained(base, config):
 
 
 def save(model, folder, **how):
-    with warnings.catch_warnings():
+    """Save an adapter without its model card, which takes half of the time and which no command reads."""
+    card = mock.patch.object(peft.PeftModel, "create_or_update_model_card")
+    with warnings.catch_warnings(), card:
         warnings.simplefilter("ignore")
         model.save_pretrained(folder, **how)
 
@@ -89,18 +115,18 @@ def test_every_method_of_the_installed_peft_is_known():
 
 
 @pytest.mark.parametrize("kind", BUILT)
-def test_b062_accepts_adapters_that_peft_loads(tmp_path, base, kind):
-    save(trained(base, config_of(kind, ["q_proj"])), tmp_path / "adapter")
-    save(reloaded(base, tmp_path / "adapter"), tmp_path / "again")
-    tensors, again = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "again"))
+def test_b062_accepts_adapters_that_peft_loads(tmp_path, base, stored, kind):
+    adapter = stored(base, kind)
+    save(reloaded(base, adapter), tmp_path)
+    tensors, again = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, tmp_path))
     assert tensors.keys() == again.keys() != set()
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
-    assert findings(tmp_path / "adapter", base, *ON_THE_BASE) == ()
+    assert findings(adapter, base, *ON_THE_BASE) == ()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BUILT if METHODS[kind].prefix])
-def test_b062_reports_modules_of_another_base(tmp_path, base, kind):
-    save(trained(base, config_of(kind, ["q_proj"])), tmp_path)
+def test_b062_reports_modules_of_another_base(tmp_path, base, stored, kind):
+    shutil.copytree(stored(base, kind), tmp_path, dirs_exist_ok=True)
     file = tmp_path / "adapter_model.safetensors"
     tensors = {name.replace("model.layers.", "model.blocks."): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file)
@@ -112,8 +138,8 @@ def test_b062_reports_modules_of_another_base(tmp_path, base, kind):
         assert found == ()
 
 
-def test_b062_makes_no_claim_on_an_unknown_method(tmp_path, base):
-    save(trained(base, config_of("LOHA", ["q_proj"])), tmp_path)
+def test_b062_makes_no_claim_on_an_unknown_method(tmp_path, base, stored):
+    shutil.copytree(stored(base, "LOHA"), tmp_path, dirs_exist_ok=True)
     file = tmp_path / "adapter_config.json"
     file.write_text(file.read_text().replace("LOHA", "NEWER"))
     assert findings(tmp_path, base, *ON_THE_BASE) == ()
@@ -134,7 +160,7 @@ HEAD_TARGETS = [kind for kind in BUILT if METHODS[kind].prefix and kind not in (
 def test_b060_says_what_a_merge_of_peft_does_to_a_changed_head(tmp_path, base, kind):
     adapter = tmp_path / "adapter"
     save(trained(base, config_of(kind, ["lm_head"])), adapter)
-    before, merged = loaded(base), merge(base, adapter)
+    before, merged = read_once(base), merge(base, adapter)
     assert METHODS[kind].merges == (merged is not None)
     found = findings(adapter, base, "B060")
     if merged is None or not before.config.tie_word_embeddings or kind == "TRAINABLE_TOKENS":
@@ -168,7 +194,7 @@ BOTH_TARGETS = ["HIRA", "OFT", "TINYLORA"]  # methods of nn.Linear and nn.Embedd
 def test_b060_reports_updates_of_both_ends_of_a_tied_base(tmp_path, base, kind):
     save(trained(base, config_of(kind, ["embed_tokens", "lm_head"])), tmp_path / "both")
     found = findings(tmp_path / "both", base, "B060")
-    assert len(found) == loaded(base).config.tie_word_embeddings
+    assert len(found) == read_once(base).config.tie_word_embeddings
     for one in found:
         assert "applies both updates to the one table" in one.evidence
         tiewise.checkpoint.untie(base, tmp_path / "untied")
@@ -202,7 +228,7 @@ def test_no_command_refuses_the_lora_adapter_that_it_is_offered_for(tmp_path, ba
     config = config_of("LORA", ["q_proj", "lm_head"], r=2, **setting)
     save(trained(base, config), tmp_path)
     found = findings(tmp_path, base, "B060", "B062")
-    assert len(found) == loaded(base).config.tie_word_embeddings
+    assert len(found) == read_once(base).config.tie_word_embeddings
     assert all("tiewise adapter merge" not in one.repair for one in found)
 
 
@@ -216,5 +242,5 @@ def test_b060_judges_an_adapter_without_tensors_as_peft_does(tmp_path, base):
     """OSF changes linear layers only, and stores nothing for an embedding."""
     save(trained(base, config_of("OSF", ["embed_tokens"])), tmp_path)
     assert findings(tmp_path, base, *ON_THE_BASE) == ()
-    before, merged = loaded(base), merge(base, tmp_path)
+    before, merged = read_once(base), merge(base, tmp_path)
     assert torch.equal(before.model.embed_tokens.weight, merged.model.embed_tokens.weight)
