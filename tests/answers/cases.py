@@ -22,6 +22,10 @@ PLAIN = ["tied", "untied", "equal", "flag-lies", "flag-missing"]
 PLAIN += ["no-head", "one-row-off", "short-vocab", "nan", "sharded"]
 MODELS = ("model-gpt2", "model-bert", "model-t5", "model-bart", "model-factored")
 FOLDERS = (*PLAIN, "half", "wrapped", "only-head", "quantised", "adapter", "broken", "model.gguf", *MODELS)
+# commands with `--resume`, and the cases of them that train with `--json` too
+TRAINING = ("compare", "train", "heal", "sweep")
+TRAINED_TWICE = ("compare decoder", "compare loud", "train decoder", "train loud", "heal all")
+TRAINED_TWICE += ("train uploaded offline",)  # its exit code is that of the upload
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,16 @@ class Case:
     function: str = ""
     needs: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def resumed(self):
+        """Whether the JSON is that of `--resume` in the folder of the first run, which has the same content.
+
+        So the case trains once. One case of each command trains again with `--json`.
+        """
+        if self.command not in TRAINING or len(self.lines) > 1 or self.name in TRAINED_TWICE:
+            return False
+        return self.json and re.search("(-o|--out) out( |$)", self.lines[0]) is not None
 
     @property
     def command(self):

@@ -67,7 +67,8 @@ def answer(case, place, check_json=None):
     """
     if case.function:
         return describe.leaves(python_names.FUNCTIONS[case.function]())
-    folders = [place.new_folder(case.inputs()) for _ in ("text", "json")]
+    folders = [place.new_folder(case.inputs())]
+    folders.append(folders[0] if case.resumed else place.new_folder(case.inputs()))
     try:
         result = {}
         for number, line in enumerate(case.lines, 1):
@@ -75,12 +76,12 @@ def answer(case, place, check_json=None):
             result[label] = _answer_line(case, line, folders, check_json)
         return result
     finally:
-        for folder in folders:
+        for folder in set(folders):
             place.drop(folder)
 
 
 def _answer_line(case, line, folders, check_json):
-    """Run one command line twice: as a person reads it, and with --json."""
+    """Run one command line as a person reads it, and with --json; a resumed case trains once."""
     before = [describe.files(folder) for folder in folders]
     arguments = shlex.split(line)
     as_text = running.run(_expanded(arguments, folders[0]), folders[0], case.environment)
@@ -92,7 +93,8 @@ def _answer_line(case, line, folders, check_json):
         result["files"] = {name: _described(case, folders[0], name) for name in written}
     if not case.json:
         return result
-    again = running.run([*_expanded(arguments, folders[1]), "--json"], folders[1], case.environment)
+    line_again = [arguments[0], "--out", "out", "--resume"] if case.resumed else _expanded(arguments, folders[1])
+    again = running.run([*line_again, "--json"], folders[1], case.environment)
     if again.code != as_text.code:
         result["json exit"] = again.code
     if again.out.strip():

@@ -6,7 +6,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 import tiewise
@@ -41,15 +41,30 @@ def versions():
     return found
 
 
+@cache
+def version_patterns():
+    """Return patterns of a library's name with its version; the name is the first group."""
+    return [
+        re.compile(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(number)}")
+        for library, number in versions().items()
+    ]
+
+
 def normalised(text, folder):
     """Replace text that differs between runs by placeholders."""
     text = ESCAPES.sub("", text)
     for path, name in ((folder.parent / "temporary", "TEMPORARY"), (folder, "FOLDER"), (folder.parent, "ABOVE")):
         text = text.replace(str(path), name)
     text = re.sub(r"TEMPORARY/[\w-]+", "TEMPORARY/NAME", text)
+    return _without_environment(text)
+
+
+@lru_cache(maxsize=10_000)  # most strings of a tokenizer and of a result are in every run
+def _without_environment(text):
+    """Replace the interpreter, versions, dates, durations and names of the machine by placeholders."""
     text = text.replace(sys.executable, "PYTHON")  # batch scripts name the interpreter
-    for library, number in versions().items():
-        text = re.sub(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(number)}", r"\1VERSION", text)
+    for pattern in version_patterns():
+        text = pattern.sub(r"\1VERSION", text)
     for pattern, placeholder in PLACEHOLDERS:
         text = pattern.sub(placeholder, text)
     return without_machine(text)
