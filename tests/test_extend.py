@@ -42,12 +42,15 @@ tests/cli/test_light_install.py
 tests/inspection/test_inspection.py
 tests/report/test_views.py
 tests/report/test_comparison_measurement.py
-tests/checkpoint/rewrite/test_factor_undo.py
+tests/checkpoint/rewrite/test_factor_undo.py::test_undo_equals_every_boundary_in_torch
 tests/checkpoint/rewrite/test_registry.py
 tests/training/kinds/test_kind.py
 tests/training/test_setting_types.py
 tests/checkpoint/test_audit.py::test_check_of_healthy_folder_reports_parts_loaders_and_no_findings
 """
+# of the tests of each option, those of the added option, whose backends share code with the others
+OF_OTHER_OPTIONS = "honours_the_option or refuses_the_option_by_name or refuses_model_with_boundary or run_installs"
+CHOSEN = f"temperature or not ({OF_OTHER_OPTIONS})"
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,8 @@ def test_what_the_page_adds_passes_the_checks(extended):
 
 @pytest.mark.slow
 def test_what_the_page_adds_passes_the_tests_of_registries(extended):
-    out = extended.run(sys.executable, "-m", "pytest", *REGISTRY_TESTS.split())
+    out = extended.run(sys.executable, "-m", "pytest", "-rp", *REGISTRY_TESTS.split(), "-k", CHOSEN)
+    assert "honours_the_option[Boundary in PyTorch-temperature]" in out
     assert " passed" in out
 
 
