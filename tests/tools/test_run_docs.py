@@ -1,11 +1,15 @@
 """Test that `tools/run_docs.py` and `tools/hold_numbers.py` find faults of pages; `make docs` runs the pages."""
 
+import contextlib
+import io
 import itertools
+import os
 import re
 import runpy
-import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -148,12 +152,29 @@ def test_problems_reports_numbers_missing_from_named_source(tmp_path, old, new, 
     assert not problems if says is None else says in problems[0]
 
 
-def test_every_measured_number_in_docs_is_in_its_source():
+@cache
+def output_in_process(command):
+    """Return the output of a `python -m` command without a child, which would import torch again."""
+    module, *arguments = command.removeprefix("python -m ").split()
+    printed = io.StringIO()
+    settings = mock.patch.object(sys, "argv", [module, *arguments]), mock.patch.dict(os.environ, COLUMNS="120")
+    with settings[0], settings[1], contextlib.redirect_stdout(printed):
+        runpy.run_module(module, run_name="__main__")
+    return printed.getvalue()
+
+
+def test_output_of_command_equals_output_in_process():
+    assert HOLD["output_of"]("python -m benchmarks.scale") == output_in_process("python -m benchmarks.scale") != ""
+
+
+def test_every_measured_number_in_docs_is_in_its_source(monkeypatch):
+    monkeypatch.setitem(HOLD["problems"].__globals__, "output_of", output_in_process)
     assert [f"{page.name}: {one}" for page in PAGES for one in HOLD["problems"](page, page.read_text())] == []
 
 
-def test_faults_detects_wrong_last_digit_of_most_numbers_in_docs():
+def test_faults_detects_wrong_last_digit_of_most_numbers_in_docs(monkeypatch):
     """Change the last digit of each number in turn; the check must find most changes, in total and on each page."""
+    monkeypatch.setitem(HOLD["faults"].__globals__, "output_of", output_in_process)
     seen = {}
     for page in PAGES:
         text = page.read_text()
@@ -221,10 +242,13 @@ def test_committed_heatmap_equals_output_of_its_script():
     assert picture == (ROOT / "docs" / "one-table.svg").read_text()
 
 
-def test_kit_refuses_folder_that_is_not_empty(tmp_path):
+def test_kit_refuses_folder_that_is_not_empty(tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("kept")
-    done = subprocess.run([sys.executable, ROOT / "examples/kit.py", tmp_path], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"{tmp_path} is not empty\n")
+    monkeypatch.setattr(sys, "argv", ["kit.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples/kit.py"), run_name="__main__")
+    assert ended.value.code == f"{tmp_path} is not empty"  # Python prints a text and exits with 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_kit_makes_no_folder_of_an_option(tmp_path, monkeypatch):
