@@ -28,13 +28,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers_tests import MODES, NO_HEAD
 
 import tiewise
 from tiewise.core.errors import InstallError
 
-MODES = ("plain", "installed", "uninstalled")
 COMMON = "test_modeling_common"  # module of transformers' tests with a separate generator of inputs
-NO_HEAD = "no output head"
 SEED = 0
 
 

@@ -121,9 +121,32 @@ def _without_seconds(text):
     return re.sub(r"\(\d+ s\)", "(… s)", text)
 
 
+@pytest.fixture(scope="module")
+def plain_run():
+    """Return a dictionary for the run without installed models, which is the same in every test."""
+    return {}
+
+
+@pytest.fixture
+def run_with_shared_plain_run(run_in_process, plain_run, monkeypatch):
+    """Run the tool's main, with one plain run for all tests of the module."""
+    tool = import_module(TOOL.stem)
+    run_family = tool.run_family
+
+    def run_once(root, file, models, options):
+        if models != "plain":
+            return run_family(root, file, models, options)
+        if models not in plain_run:
+            plain_run[models] = run_family(root, file, models, options)
+        return plain_run[models]
+
+    monkeypatch.setattr(tool, "run_family", run_once)
+    return run_in_process
+
+
 @pytest.mark.slow
-def test_tool_lists_tests_that_differ_after_install(checkout):
-    result = _run_as_command(checkout, "--families", "toy")
+def test_tool_lists_tests_that_differ_after_install(checkout, run_with_shared_plain_run):
+    result = run_with_shared_plain_run(checkout, "--families", "toy")
     lines = _without_seconds(result.stdout).splitlines()
     assert result.returncode == 1, result.stderr
     assert lines[0] == "toy: plain 5 passed, 1 skipped, 1 failed; installed 3 passed, 1 skipped, 3 failed (… s)"
@@ -144,8 +167,8 @@ def test_tool_lists_tests_that_differ_after_install(checkout):
 
 
 @pytest.mark.slow
-def test_tool_reports_no_difference_after_uninstall(checkout):
-    result = _run_as_command(checkout / "tests", "--families", "toy", "--models", "uninstalled")
+def test_tool_reports_no_difference_after_uninstall(checkout, run_with_shared_plain_run):
+    result = run_with_shared_plain_run(checkout / "tests", "--families", "toy", "--models", "uninstalled")
     lines = result.stdout.splitlines()
     assert result.returncode == 0, result.stdout + result.stderr
     assert lines[0].startswith("toy: plain 5 passed, 1 skipped, 1 failed; uninstalled 5 passed, 1 skipped, 1 failed")
