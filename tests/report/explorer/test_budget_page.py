@@ -60,16 +60,16 @@ def test_facts_are_small_and_hold_every_model_of_uniform_layers():
     assert not {"t5-small", "modernbert-base", "deepseek-v3"} & PRESETS.keys()
 
 
-def test_page_prints_the_rows_of_plan_for_hundreds_of_settings(visit, monkeypatch):
+def test_page_prints_the_rows_of_plan_for_every_preset_and_random_sizes(visit, monkeypatch):
     nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # the page omits it, and it takes most of a plan's time
     monkeypatch.setattr("tiewise.planning.costs.first_loss", lambda *_: nothing)
     draw = random.Random(3)
-    settings = [(name, *draw_sizes(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
+    settings = [(name, *draw_sizes(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=40)]]
     alike = [name if at.items() >= PRESETS[name].items() else None for name, at, *_ in settings]
     keys = ("name", "at", "kinds", "dtype", "but")
     inputs = [dict(zip(keys, (*each, but), strict=True)) for each, but in zip(settings, alike, strict=True)]
     results = visit("at=budget").page.evaluate(READ_ROWS, inputs)
-    assert len(results) > 200
+    assert len(results) > 150
     for setting, shown in zip(settings, results, strict=True):
         rows, near = plan_in_python(*setting)
         assert shown["wrong"] is None, setting
