@@ -129,9 +129,14 @@ def divisors(p: Array, row: int) -> NDArray[np.int64]:
     return by
 
 
+def rejected_row(p: Array, row: int) -> NDArray[np.bool_]:
+    """Return in which studies Holm's procedure rejects the hypothesis of one row, given all p [R, M]."""
+    return p[:, row] < ALPHA / divisors(p, row)
+
+
 def rejected(p: Array) -> NDArray[np.bool_]:
     """Return which hypotheses Holm's procedure rejects, given their p [R, M]."""
-    return np.stack([p[:, row] < ALPHA / divisors(p, row) for row in range(p.shape[1])], axis=1)
+    return np.stack([rejected_row(p, row) for row in range(p.shape[1])], axis=1)
 
 
 def stated_differences(rows: StudyRows, drawn: Draw, row: int) -> Array:
@@ -153,7 +158,7 @@ def row_power(rows: StudyRows, row: int, repetitions: int, generator: np.random.
         repeated = means.copy()
         repeated[:, row] = true
         p_detected, _ = p_values(rows, draw(rows, repeated, generator))
-        shares.append(float(rejected(p_detected)[:, row].mean()))
+        shares.append(float(rejected_row(p_detected, row).mean()))
     return RowPower(*shares)
 
 
