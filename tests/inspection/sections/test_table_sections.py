@@ -430,7 +430,7 @@ def test_tokens_of_streams_a_large_table_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     peak, points = map(int, done.stdout.split())
     assert points == 2000
-    assert peak < 150 * 2**20
+    assert peak < 105 * 2**20  # a copy of the table in fp16 would exceed it
 
 
 def test_notes_name_their_model_only_once(tmp_path):
