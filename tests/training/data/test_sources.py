@@ -276,13 +276,38 @@ def test_builtin_texts_contain_topics_then_standard_library_docstrings(documents
         assert {"site-packages", "test", "tests", "idle_test"}.isdisjoint(parts)
 
 
+NESTED = b'''"""one"""
+if 1:
+    def f():
+        """two"""
+        class C:
+            "three"
+else:
+    def f(): "four"
+try:
+    class D: "five"
+except ValueError:
+    class D: "six"
+else:
+    class D: "seven"
+finally:
+    async def g(): "eight"
+match 1:
+    case 1:
+        with open("x"):
+            for i in "":
+                class E: "nine"
+'''
+
+
 def test_builtin_texts_list_nested_docstrings_in_reading_order(tmp_path, monkeypatch):
-    nested = b'"""one"""\nif 1:\n    def f():\n        """two"""\n        class C:\n            "three"\n'
-    write_files(tmp_path, {"a.py": nested, "b.py": b"x = 1\n", "c.py": b"def broken(:\n", "d.py": b"\xff\xfe\0"})
-    write_files(tmp_path, {"test/e.py": b"'no'"})
+    write_files(tmp_path, {"a.py": NESTED, "b.py": b"x = 1\n", "c.py": b"def broken(:\n", "d.py": b"\xff\xfe\0"})
+    write_files(tmp_path, {"a/z.py": b"'before'", "test/e.py": b"'no'", "b/test/f.py": b"'no'"})
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    assert list(builtin_texts()) == [("module a.py", "one\n\ntwo\n\nthree")]
+    words = "one two three four five six seven eight nine"
+    assert list(builtin_texts()) == [("module a/z.py", "before"), ("module a.py", words.replace(" ", "\n\n"))]
     (tmp_path / "a.py").unlink()
+    (tmp_path / "a" / "z.py").unlink()
     with pytest.raises(DataError, match=r"carries no documentation; name a text of your own"):
         list(builtin_texts())

@@ -19,6 +19,7 @@ and every `.jsonl` and `.parquet`. Hidden files (a leading dot) and empty ones a
 from __future__ import annotations
 
 import ast
+import fnmatch
 import glob
 import importlib
 import json
@@ -372,6 +373,7 @@ def _text_column(row: Mapping[str, Any], name: str) -> str:
 # Third-party packages, tests (with deliberately strange text) and a parser of Python 2's grammar.
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}
 _BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # fields with statements, in the order of the source
 
 
 def builtin_texts() -> Iterator[tuple[str, str]]:
@@ -405,15 +407,21 @@ def _topics() -> Iterator[tuple[str, str]]:
 def _library_docstrings() -> Iterator[tuple[str, str]]:
     """Yield the docstrings of every standard library module, by its path; "" if it has none."""
     library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        inner = path.relative_to(library)
-        if not _SKIPPED.isdisjoint(inner.parts):
-            continue
+    for path in _library_files(library):
         prose = ""
         with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old modules have invalid escapes
             prose = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
-        yield f"module {inner.as_posix()}", prose
+        yield f"module {path.relative_to(library).as_posix()}", prose
+
+
+def _library_files(library: Path) -> list[Path]:
+    """Return the source files of the standard library in order, without the folders in `_SKIPPED`."""
+    files: list[Path] = []
+    for where, folders, names in os.walk(library):
+        folders[:] = set(folders) - _SKIPPED  # site-packages may be large
+        files += map(Path(where).joinpath, fnmatch.filter(names, "*.py"))
+    return sorted(files)
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
@@ -422,7 +430,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
         text = ast.get_docstring(node)
         if text:
             yield text
-    for child in ast.iter_child_nodes(node):
-        # only statements contain definitions, also those of `if` and `try`; expressions are most of a tree
-        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+    # only statements contain definitions, also those of `if` and `try`; expressions are most of a tree
+    for block in _BLOCKS:
+        for child in getattr(node, block, ()):
             yield from _docstrings(child)
