@@ -226,46 +226,52 @@ print(json.dumps({"grown": peak() - before, "facts": prepared.facts}))
 
 
 def write_large(path, megabytes):
-    """Write a text of random words."""
+    """Write a text of random words, in which every paragraph is another pair of halves."""
     generator = random.Random(0)
     words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 9))) for _ in range(20_000)]
+    halves = [" ".join(generator.choices(words, k=30)) for _ in range(1000)]
     with path.open("w") as file:
-        while file.tell() < megabytes * MEGABYTE:
-            for _ in range(1000):
-                file.write(" ".join(generator.choices(words, k=60)) + "\n\n")
-    return path
+        for first in halves:
+            file.write("".join(f"{first} {second}\n\n" for second in halves))
+            if file.tell() >= megabytes * MEGABYTE:
+                return path
+    raise AssertionError(f"all pairs of halves are less than {megabytes} MiB")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokenizer", "megabytes"), [("bpe:4096", 80), ("bytes", 30)])
+@pytest.mark.parametrize(("tokenizer", "megabytes"), [("bpe:4096", 40), ("bytes", 30)])
 def test_prepare_memory_does_not_grow_with_text(tmp_path, tokenizer, megabytes):
     large = write_large(tmp_path / "large.txt", megabytes)
     command = [sys.executable, "-c", SCRIPT, large, tmp_path, tokenizer]
     result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     size = large.stat().st_size
     assert result["facts"]["bytes"] > 0.99 * size  # no paragraph repeats, so none is dropped
-    assert result["facts"]["tokens"] > size / 6
-    # buffers and the hashes of paragraphs take 45 MiB, at 200 MiB of text as at 64; the file would add 30 or 80, its
-    # paragraphs as Python strings more, and its tokens at least 26 (a sixth of 80, or all of 30, two bytes each)
+    assert result["facts"]["tokens"] > size / 3
+    # buffers and the hashes of paragraphs take 45 MiB, at 200 MiB of text as at 64; the file would add 30 or 40, its
+    # paragraphs as Python strings more, and its tokens at least 27 (a third of 40, or all of 30, two bytes each)
     assert result["grown"] < 65 * MEGABYTE
 
 
-AGAIN = """
+KILLED_AND_WHOLE = """
 import os, signal, sys
 from pathlib import Path
 from tiewise.core.progress import listen_to_progress
 from tiewise.training.data.corpus import prepare
-def progress(stage, done, total):
-    if stage == sys.argv[3]:
+
+source, killed, whole = sys.argv[1:]
+
+def kill_at_tokens(stage, done, total):
+    if stage == "tokens":
         os.kill(os.getpid(), signal.SIGKILL)
-with listen_to_progress(progress):
-    prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8)
+
+child = os.fork()
+if child == 0:
+    with listen_to_progress(kill_at_tokens):
+        prepare([source], "bpe:400", Path(killed), length=8)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+prepare([source], "bpe:400", Path(whole), length=8)
 """
-
-
-def run_and_kill(source, out, kill, hash_seed):
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    return subprocess.run([sys.executable, "-c", AGAIN, source, out, kill], env=environment).returncode
 
 
 def contents(folder):
@@ -273,12 +279,14 @@ def contents(folder):
 
 
 def test_killed_prepare_leaves_unprepared_folder_and_next_call_reproduces_files(source, out, tmp_path):
-    assert run_and_kill(source, out, "tokens", "1") == -signal.SIGKILL
+    command = [sys.executable, "-c", KILLED_AND_WHOLE, source, out, tmp_path / "other"]
+    environment = os.environ | {"PYTHONHASHSEED": "1"}  # another one than this process has
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) == -signal.SIGKILL
     assert not (out / "data.json").exists()
     with pytest.raises(DataError, match="no prepared text"):
         load_prepared(out)
     prepare([str(source)], "bpe:400", out, length=8)
-    assert run_and_kill(source, tmp_path / "other", "never", "2") == 0  # another process, another hash seed
     assert contents(out) == contents(tmp_path / "other")
 
 
