@@ -2,11 +2,13 @@
 
 import json
 import math
+import shutil
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tests.training.conftest import DisplayedLines
 
 from tiewise.core.errors import RunError
 from tiewise.report.comparison_page import render
@@ -22,21 +24,32 @@ def replace_train(monkeypatch, trains):
         monkeypatch.setattr(module, "train", trains)
 
 
+def use_two_trials(patch):
+    """Use two trials for each arm instead of five or more."""
+    patch.setattr(tuning, "FACTORS", (1.0, 4.0))
+    patch.setattr(tuning, "LEAST_FACTOR", 1.0)
+    patch.setattr(tuning, "MOST_FACTOR", 4.0)
+
+
 @pytest.fixture
 def two_trials(monkeypatch):
-    """Use two trials for each arm instead of five or more."""
-    monkeypatch.setattr(tuning, "FACTORS", (1.0, 4.0))
-    monkeypatch.setattr(tuning, "LEAST_FACTOR", 1.0)
-    monkeypatch.setattr(tuning, "MOST_FACTOR", 4.0)
+    use_two_trials(monkeypatch)
 
 
-def test_tuning_gives_every_arm_same_trials_and_selects_lowest_tune_loss(
-    tiny_settings, tmp_path, lines, two_trials, monkeypatch
-):
-    asked = []
-    out = lines.begin(tiny_settings(tune=True, steps=20), tmp_path / "out")
-    replace_train(monkeypatch, lambda job: asked.append(job) or train(job))
-    found = finish(out, lines.display)
+@pytest.fixture(scope="module")
+def tuned(tiny_settings, tmp_path_factory):
+    """Return the folder of a finished tuned comparison, its result, its trained jobs and its lines."""
+    asked, lines = [], DisplayedLines()
+    with pytest.MonkeyPatch.context() as patch:
+        use_two_trials(patch)
+        replace_train(patch, lambda job: asked.append(job) or train(job))
+        out = lines.begin(tiny_settings(tune=True, steps=20), tmp_path_factory.mktemp("tuned") / "out")
+        found = finish(out, lines.display)
+    return SimpleNamespace(folder=out, found=found, asked=asked, lines=lines)
+
+
+def test_tuning_gives_every_arm_same_trials_and_selects_lowest_tune_loss(tuned):
+    out, found, asked, lines = tuned.folder, tuned.found, tuned.asked, tuned.lines
     assert [job.split for job in asked] == ["tune"] * 4 + ["heldout"] * 2
     assert {(job.settings.steps, job.seed) for job in asked[:4]} == {(20, tuning.SEED)}
     for arm in ("tied", "untied"):
@@ -51,22 +64,19 @@ def test_tuning_gives_every_arm_same_trials_and_selects_lowest_tune_loss(
     assert any("is the largest of the trials; --set learning_rate=0.016 tries others" in line for line in lines)
 
 
-def test_element_of_tuned_comparison_trains_as_tuned_or_refuses(tiny_settings, tmp_path, lines, two_trials):
-    out = lines.begin(tiny_settings(tune=True, steps=20), tmp_path / "out")
+def test_element_of_tuned_comparison_trains_as_tuned_or_refuses(tuned, tiny_settings, tmp_path, lines, two_trials):
+    unfinished = lines.begin(tiny_settings(tune=True, steps=20), tmp_path / "unfinished")
     with pytest.raises(RunError, match=r"--element 2: the tuning trials of .* have not finished; finish them with"):
-        finish_element(out, lines.display, 2)
-    whole = finish(out, lines.display)
-    result = out / "untied" / "seed-1" / "result.json"
-    result.unlink()
-    again, (first,) = finish_element(out, lines.display, 2).result, whole.of("untied")
+        finish_element(unfinished, lines.display, 2)
+    out = shutil.copytree(tuned.folder, tmp_path / "out")
+    (out / "untied" / "seed-1" / "result.json").unlink()
+    again, (first,) = finish_element(out, lines.display, 2).result, tuned.found.of("untied")
     assert (again.arm, again.learning_rate) == ("untied", first.learning_rate)
     assert again.heldout_nll == first.heldout_nll
 
 
-def test_tuning_resumes_after_interruption(tiny_settings, tmp_path, lines, two_trials, monkeypatch):
-    undisturbed = finish(
-        lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.display
-    )
+def test_tuning_resumes_after_interruption(tuned, tiny_settings, tmp_path, lines, two_trials, monkeypatch):
+    """The undisturbed comparison also has an untied arm, on which the trials of the tied one do not depend."""
     out = lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "cut")
     calls = []
 
@@ -84,14 +94,14 @@ def test_tuning_resumes_after_interruption(tiny_settings, tmp_path, lines, two_t
     replace_train(monkeypatch, lambda job: calls.append(job) or train(job))
     resumed = finish(out, lines.display)
     assert [job.split for job in calls] == ["tune", "heldout"]
-    assert resumed.tuning == undisturbed.tuning
-    assert [r.heldout_nll for r in resumed.runs] == [r.heldout_nll for r in undisturbed.runs]
+    assert resumed.tuning == [trial for trial in tuned.found.tuning if trial["arm"] == "tied"]
+    assert [r.heldout_nll for r in resumed.runs] == [r.heldout_nll for r in tuned.found.of("tied")]
 
 
 def test_tuning_rejects_diverged_trial(tiny_settings, tmp_path, lines, monkeypatch):
     monkeypatch.setattr(tuning, "FACTORS", (1e33, 1.0))
     monkeypatch.setattr(tuning, "LEAST_FACTOR", 1.0)
-    out = lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "out")
+    out = lines.begin(tiny_settings(tune=True, steps=5, arms=("tied",)), tmp_path / "out")
     found = finish(out, lines.display)
     assert [(t["nll"] is None, t["chosen"]) for t in found.tuning] == [(False, True), (True, False)]
     assert any("diverged" in line for line in lines)
@@ -108,7 +118,8 @@ def test_trial_is_judged_at_its_best_step(tiny_settings, tmp_path, lines, two_tr
         return outcome
 
     replace_train(monkeypatch, noted)
-    settings = tiny_settings(tune=True, steps=300, width=32, arms=("tied",), train_tokens=600, select="best")
+    small = {"steps": 100, "width": 32, "arms": ("tied",), "train_tokens": 320, "learning_rate": 0.02}
+    settings = tiny_settings(tune=True, select="best", **small)
     found = finish(lines.begin(settings, tmp_path / "out"), lines.display)
     assert [trial["nll"] for trial in found.tuning] == [result.heldout_nll for result in judged]
     assert any(result.heldout_nll < result.last.heldout_nll for result in judged)
@@ -203,7 +214,7 @@ def test_runs_have_the_chosen_rate_of_tables(tiny_settings, tmp_path, lines, two
         return train(job)
 
     replace_train(monkeypatch, noted)
-    out = lines.begin(tiny_settings(tune=True, table_rate=0.016, steps=20), tmp_path / "out")
+    out = lines.begin(tiny_settings(tune=True, table_rate=0.016, steps=5), tmp_path / "out")
     found = finish(out, lines.display)
     for arm in ("tied", "untied"):
         [chosen] = [trial for trial in found.tuning if trial["arm"] == arm and trial["chosen"]]
