@@ -22,7 +22,7 @@ from tiewise.training.results import LastStep
 from tiewise.training.run import train
 from tiewise.training.settings import Settings
 
-STEPS = 101  # the curve's points are 5, 10, …, 100, so the last step is none of them
+STEPS = 61  # the curve's points are 3, 6, …, 60, so the last step is none of them
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +125,9 @@ def test_weights_of_the_best_step_up_to_each_checkpoint_are_kept(short_text, tin
 
 
 def test_scheduled_arm_keeps_a_step_after_its_change(short_text, overfitted_settings, tmp_path):
-    settings = overfitted_settings(select=BEST, arms=("tied+untie_at=60",))
+    settings = overfitted_settings(select=BEST, arms=("tied+untie_at=40",))
     result = train(jobs_on(short_text)(settings, tmp_path / "run")).result
-    assert result.selected_step > 60
+    assert result.selected_step > 40
     assert result.parameters.keys() >= {"input table", "output table"}
 
 
@@ -154,7 +154,7 @@ def test_recurrent_run_keeps_its_option_for_the_best_epoch():
 def test_comparison_reports_both_steps(source, tmp_path, lines):
     small = {"width": 32, "layers": 1, "heads": 2, "length": LENGTH, "batch": 4, "learning_rate": 2e-2}
     settings = Settings(
-        arms=("tied", "untied"), seeds=2, text=(str(source),), tokenizer="bpe:300", steps=60, train_tokens=320, **small
+        arms=("tied", "untied"), seeds=2, text=(str(source),), tokenizer="bpe:300", steps=40, train_tokens=320, **small
     )
     out = lines.begin(settings, tmp_path / "out")
     found = finish(out, lines.display)

@@ -19,8 +19,8 @@ from tiewise.training.settings import Settings
 
 
 def test_comparison_trains_all_arms_and_saves_results(tiny_settings, tmp_path, lines):
-    arms = ("tied", "untied", "untied+tie_at=10")
-    out = lines.begin(tiny_settings(arms=arms, seeds=2, steps=20), tmp_path / "out")
+    arms = ("tied", "untied", "untied+tie_at=4")
+    out = lines.begin(tiny_settings(arms=arms, seeds=2, steps=8), tmp_path / "out")
     found = finish(out, lines.display)
     assert [(run.seed, run.arm) for run in found.runs] == [(seed, arm) for seed in (1, 2) for arm in arms]
     assert found.reference == "tied"
@@ -28,8 +28,8 @@ def test_comparison_trains_all_arms_and_saves_results(tiny_settings, tmp_path, l
     difference = found.difference("untied", "heldout_nll")
     by_hand = [u.heldout_nll - t.heldout_nll for t, u in zip(found.of("tied"), found.of("untied"), strict=True)]
     assert (difference.n, difference.mean) == (2, pytest.approx(sum(by_hand) / 2))
-    assert found.setting["tokens_per_run"] == 20 * 4 * 16
-    assert found.of("untied")[0].curve[-1].tokens == 20 * 4 * 16
+    assert found.setting["tokens_per_run"] == 8 * 4 * 16
+    assert found.of("untied")[0].curve[-1].tokens == 8 * 4 * 16
     assert Comparison.from_dict(json.loads((out / "results.json").read_text())) == found
     assert not found.demo
     assert [d.arm for d in found.direct_path] == list(arms)
@@ -45,7 +45,7 @@ def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_s
             super().__init__(**named, file=StringIO())
             bars.append(self)
 
-    out = lines.begin(tiny_settings(seeds=2, steps=8, tune=True), tmp_path / "out")
+    out = lines.begin(tiny_settings(seeds=2, steps=4, tune=True), tmp_path / "out")
     monkeypatch.setattr(compare, "tqdm", Recorded)
     monkeypatch.setattr(tuning, "FACTORS", (1.0, 2.0))
     monkeypatch.setattr(tuning, "LEAST_FACTOR", 1.0)
@@ -53,8 +53,8 @@ def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_s
     finish(out, compare.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
     finish(out, compare.Display(lines.append, bars=True))
-    whole = 2 * (3 + 2) * 8  # two trials, one beyond the largest rate, and two seeds of each arm
-    assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
+    whole = 2 * (3 + 2) * 4  # two trials, one beyond the largest rate, and two seeds of each arm
+    assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 4)]
 
 
 def test_scheduled_arm_unties_tables_at_named_step(tiny_settings, tmp_path, lines):

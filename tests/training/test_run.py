@@ -87,7 +87,7 @@ def test_training_bytes_match_weights_gradients_and_moments(
 
 
 def test_saved_model_reproduces_reported_heldout_nll(text, trained, tiny_settings, tmp_path):
-    outcome = trained(tiny_settings(), tmp_path, "untied")
+    outcome = trained(tiny_settings(steps=8), tmp_path, "untied")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     ids = torch.from_numpy(text.split("heldout")[: len(text.split("heldout")) // 16 * 16].astype("int64")).view(-1, 16)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_run_measures_equal_train_and_heldout_blocks_and_trial_measures_tune(
 
 
 def test_diverged_run_ends_with_nan_and_reads_back(trained, tiny_settings, tmp_path):
-    outcome = trained(tiny_settings(learning_rate=1e30), tmp_path)
+    outcome = trained(tiny_settings(learning_rate=1e30, steps=8), tmp_path)
     assert "NaN" not in (tmp_path / "result.json").read_text()
     again = read_outcome(tmp_path)
     assert again.result.curve[-1].train_nll is None
@@ -178,10 +178,17 @@ def test_second_ctrl_c_stops_run_without_checkpoint(job, interrupted, tiny_setti
     assert not (tmp_path / "checkpoint-8").exists()
 
 
-@pytest.mark.parametrize("arm", ["tied+untie_at=20", "untied+tie_at=20"])
+@pytest.fixture(scope="module", params=["tied+untie_at=20", "untied+tie_at=20"])
+def scheduled_run(request, trained, tiny_settings, tmp_path_factory):
+    """Return a scheduled arm and the outcome of its undisturbed run."""
+    return request.param, trained(tiny_settings(), tmp_path_factory.mktemp("scheduled") / "whole", request.param)
+
+
 @pytest.mark.parametrize("step", [19, 20, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 18, 21, 38))])
-def test_scheduled_run_resumes_before_and_after_its_step(job, interrupted, trained, tiny_settings, tmp_path, arm, step):
-    undisturbed = trained(tiny_settings(), tmp_path / "whole", arm)
+def test_scheduled_run_resumes_before_and_after_its_step(
+    job, interrupted, trained, tiny_settings, tmp_path, scheduled_run, step
+):
+    arm, undisturbed = scheduled_run
     interrupted(job(tiny_settings(), tmp_path / "cut", arm), step)
     resumed = trained(tiny_settings(), tmp_path / "cut", arm)
     assert differing_fields(resumed.result, undisturbed.result) <= {"curve"}

@@ -48,9 +48,14 @@ class FakeMachine:
         return replace(self.real, result=result)
 
 
+@pytest.fixture(scope="module")
+def real_outcome(trained, tiny_settings, tmp_path_factory):
+    return trained(tiny_settings(steps=2), tmp_path_factory.mktemp("real") / "run")
+
+
 @pytest.fixture
-def machine(trained, tiny_settings, tmp_path, monkeypatch):
-    machine = FakeMachine(trained(tiny_settings(steps=2), tmp_path / "real"))
+def machine(real_outcome, monkeypatch):
+    machine = FakeMachine(real_outcome)
     for module in (compare, short_trials, tuning):
         monkeypatch.setattr(module, "train", machine.train)
     monkeypatch.setattr(decoder, "measure", machine.measure)

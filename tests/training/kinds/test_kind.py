@@ -43,7 +43,7 @@ def test_kind_added_as_one_file_trains_and_compares(tiny_settings, tmp_path, lin
     (tmp_path / "kinds" / "throwaway.py").write_text(THROWAWAY)
     monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path / "kinds")])
     settings = {
-        name: value for name, value in vars(tiny_settings(steps=6)).items() if name not in ("kind_options", "kind")
+        name: value for name, value in vars(tiny_settings(steps=2)).items() if name not in ("kind_options", "kind")
     }
     chosen = Settings.of({**settings, "kind": "throwaway", "throwaway_factor": 2.0})
     found = finish(lines.begin(chosen, tmp_path / "out"), lines.display)
