@@ -56,7 +56,7 @@ def ignore(*said):
 def test_two_workers_give_same_results_as_one(two_workers, tiny_settings, tmp_path, lines, monkeypatch):
     monkeypatch.setattr(tuning, "FACTORS", (1.0, 4.0))
     monkeypatch.setattr(tuning, "MOST_FACTOR", 4.0)
-    settings = tiny_settings(arms=("tied", "untied"), steps=20, seeds=2, tune=True)
+    settings = tiny_settings(arms=("tied", "untied"), steps=6, seeds=2, tune=True)
     one, two = (
         finish(lines.begin(settings, tmp_path / f"{w.count}"), lines.display, w) for w in (Workers(1), two_workers)
     )

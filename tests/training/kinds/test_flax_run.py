@@ -129,9 +129,12 @@ def test_flax_backend_refuses_unsupported_settings(tiny_settings, changes, said)
 
 @pytest.mark.slow
 def test_flax_comparison_writes_results_with_jax_version(tiny_settings, tmp_path, lines):
-    """Finish the runs of `tiewise compare --backend flax`, whose results.json includes the version of JAX."""
+    """Finish the runs of `tiewise compare --backend flax`, whose results.json includes the version of JAX.
+
+    Settings are those of other tests here, whose compiled steps are used again.
+    """
     arms = ("tied", "untied", "factored:8")
-    out = lines.begin(tiny_settings(backend="flax", arms=arms, seeds=2, steps=12), tmp_path / "run")
+    out = lines.begin(tiny_settings(backend="flax", arms=arms, seeds=2), tmp_path / "run")
     found = finish(out, lines.display)
     assert [(r.arm, r.seed) for r in found.runs] == [(arm, seed) for seed in (1, 2) for arm in arms]
     assert found.env["jax"] == jax.__version__

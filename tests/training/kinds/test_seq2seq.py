@@ -157,7 +157,7 @@ def test_shared_table_gradient_is_sum_of_untied_gradients(model, arm, job):
     ("model", "arm"), [*(("t5", arm) for arm in ARMS), ("bart", "untied"), ("bart", "tied+encoder=apart")]
 )
 def test_seq2seq_run_lowers_loss_and_saves_equivalent_model(model, arm, job, tmp_path):
-    made = job(tmp_path, arm, model=model, steps=30)
+    made = job(tmp_path, arm, model=model, steps=20)
     found = train(made).result
     assert found.heldout_nll < found.initial_nll
     assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.05)
