@@ -1,13 +1,16 @@
 """Every causal, masked and sequence-to-sequence model class of transformers that a generic script can build tiny.
 
-Each class takes every kind of boundary, or refuses it for the reason listed here and stays unchanged. If the boundary
-starts as the same function, loss and gradients equal those of the plain model. Otherwise install verifies the model,
-and training is fused. Saving and loading gives the same model: each class loads three kinds of boundary, and two of the
-other six in turn. Classes that the script cannot build are listed by name with their error, so that none is skipped
-silently.
+Each class takes boundaries of every layout, or refuses them for the reason listed here and stays unchanged. If the
+boundary starts as the same function, loss and gradients equal those of the plain model. Otherwise install verifies the
+model, and training is fused. Saving and loading gives the same model. Classes that the script cannot build are listed
+by name with their error, so that none is skipped silently.
+
+The code of a class sees two properties of a boundary: whether both ends have one table, and whether the input table is
+as wide as the model. Each class takes one boundary of each of the four layouts, and one of the others in turn.
 """
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -57,10 +60,10 @@ NOT_BUILT = {  # name -> pattern of the error
     "VoxtralRealtimeForConditionalGeneration": "input_features",  # it needs audio
     "ZambaForCausalLM": "tie_weights_keys",  # its shared layers are tied by patterns over the original depth
 }
-LOADED = ("tied", "untied", "factored:8")  # by every class
-LOADED_IN_TURN = ("factored-untied:in=8,out=12", "projected:12", "projected:untied", "projected:12,untied,out=none")
-LOADED_IN_TURN += ("residual:3", "spd")
-SPECS = LOADED + LOADED_IN_TURN
+ALWAYS = ("tied", "untied", "factored:8")  # three of the four layouts
+NARROW_UNTIED = ("factored-untied:in=8,out=12", "projected:12,untied,out=none")  # the fourth layout
+OTHERS = ("projected:12", "projected:untied", "residual:3", "spd")
+SPECS = ALWAYS + NARROW_UNTIED + OTHERS
 REFUSED_SPECS = {
     (name, spec): "needs one vocabulary"
     for name in ("CpmAntForCausalLM", "MllamaForCausalLM", "MoshiForCausalLM")
@@ -98,6 +101,11 @@ def _inputs(model):
     source = torch.Generator().manual_seed(1)
     draw = [torch.randint(3, vocabulary, (2, 12), generator=source) for _ in range(2)]
     return {"input_ids": draw[0], "labels": draw[1]}
+
+
+def _specs_of(name):
+    place = CLASSES.index(name)
+    return *ALWAYS, NARROW_UNTIED[place % 2], OTHERS[place // 2 % 4]
 
 
 def _refuses(model, spec, reason):
@@ -150,8 +158,7 @@ def test_every_model_class_takes_each_spec_exactly_or_refuses_it(name, tmp_path)
         return
     tied = plain.get_input_embeddings().weight is plain.get_output_embeddings().weight
     reference = step(copy.deepcopy(plain), inputs)
-    loaded = (*LOADED, *LOADED_IN_TURN[CLASSES.index(name) % 3 :: 3])
-    for spec in (None, *SPECS):
+    for spec in (None, *_specs_of(name)):
         print(spec)
         model = copy.deepcopy(plain)
         if (name, spec) in REFUSED_SPECS:
@@ -160,11 +167,11 @@ def test_every_model_class_takes_each_spec_exactly_or_refuses_it(name, tmp_path)
         installed = install(model, spec, batch=inputs if name in NEEDS_BATCH else None)
         same = spec in (None, "untied") or (tied and spec in ("tied", "residual:3", "spd"))
         _check_trained(model, installed, inputs, *(reference if same else (None, None)))
-        if spec not in loaded or name in NEEDS_BATCH:
+        if spec is None or name in NEEDS_BATCH:
             continue
         folder = tmp_path / spec
         model.save_pretrained(folder)
-        if spec in LOADED:
+        if spec in ALWAYS:
             _check_loaded(model, tiewise.hf.load(folder), inputs)
         if spec != "factored:8":  # the class with a boundary, or the plain class
             _check_loaded(model, type(model).from_pretrained(folder), inputs)
@@ -175,3 +182,22 @@ def test_sweep_covers_at_least_240_model_classes():
     assert len(exact) >= 240, f"{len(exact)} of {len(CLASSES)}"
     assert set(NOT_BUILT) <= set(CLASSES)
     assert set(REFUSED) <= set(CLASSES)
+
+
+def test_sweep_gives_each_spec_to_at_least_50_classes_that_take_it():
+    taken = [
+        (name, spec)
+        for name in set(CLASSES) - set(REFUSED) - set(NOT_BUILT)
+        for spec in _specs_of(name)
+        if (name, spec) not in REFUSED_SPECS
+    ]
+    counts = Counter(spec for _, spec in taken)
+    assert counts.keys() == set(SPECS)
+    assert min(counts.values()) >= 50, counts
+
+
+def test_sweep_gives_each_class_every_layout():
+    layouts = {(tables, full) for tables in (1, 2) for full in (True, False)}
+    for name in CLASSES:
+        specs = [BoundarySpec.parse(spec) for spec in _specs_of(name)]
+        assert {(spec.tables, spec.table_widths(32)[0] == 32) for spec in specs} == layouts
