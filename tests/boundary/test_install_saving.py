@@ -21,7 +21,19 @@ SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "project
 SPECS += ["residual:3", "spd"]
 SPECS += ["untied+bias", "tied+softcap=3+input_scale=sqrt_d", "tied+pad=3+alpha=0.5+init=0.1"]
 FAMILIES = ["llama", "t5", "bart", "bert", "opt_350m"]
-CASES = [(f, s) for f in FAMILIES for s in SPECS if not (f == "bart" and "softcap" in s)]
+
+
+def _in_turn(families, specs):
+    """Return pairs (family, spec): the first family with every spec, each other one with every second pair of specs.
+
+    The code of a spec does not depend on the family. That of a family depends only on the number and width of the
+    tables, and each pair of SPECS has boundaries with one table and with two. BART refuses the soft-cap, which is in
+    no pair of its turn.
+    """
+    return [(f, s) for i, f in enumerate(families) for j, s in enumerate(specs) if i == 0 or (i + j // 2) % 2]
+
+
+CASES = _in_turn(FAMILIES, SPECS)
 
 
 def _logits(model, inputs):
@@ -54,7 +66,7 @@ def test_save_and_load_round_trip_is_exact(name, spec, tmp_path):
     assert_identical_steps(loaded, model, inputs)
 
 
-_WITHOUT_US = """
+_WITHOUT_US_AND_THEN_WITH = """
 import sys, torch, transformers
 ours, *plain = sys.argv[1:]
 try:
@@ -73,12 +85,26 @@ for folder in plain:
     assert torch.equal(logits, saved["logits"]), folder
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == saved["tied"], folder
 assert not any(name.startswith("tiewise") for name in sys.modules)
+
+import tiewise.hf
+model = transformers.AutoModelForCausalLM.from_pretrained(ours)
+saved = torch.load(ours + "/inputs.pt")
+with torch.no_grad():
+    assert torch.equal(model.eval()(**saved["inputs"]).logits + 0, saved["logits"])
 """
 
 
-def test_plain_transformers_load_tied_and_untied_and_refuse_other_boundaries(tmp_path):
-    _train_one_step("llama", "factored:6")[0].save_pretrained(tmp_path / "ours")
-    folders = [tmp_path / "ours"]
+def test_plain_transformers_refuse_a_boundary_with_maps_until_tiewise_hf_is_imported(tmp_path):
+    """One new process, whose imports take seconds, loads all folders."""
+    model, inputs = _train_one_step("llama", "factored:6+bias")
+    ours = tmp_path / "ours"
+    model.save_pretrained(ours)
+    torch.save({"inputs": inputs, "logits": _logits(model, inputs)}, ours / "inputs.pt")
+    config = json.loads((ours / "config.json").read_text())
+    assert (config["model_type"], config["base_model_type"]) == ("tiewise", "llama")
+    assert config["tiewise_boundary"] == "factored:6+bias"
+    assert not list(ours.glob("*.py"))
+    folders = [ours]
     for name in ("llama", "gpt2", "t5", "bart", "bert"):
         for spec in ("tied", "untied"):
             model, inputs = _train_one_step(name, spec, tied=spec == "untied")
@@ -86,35 +112,9 @@ def test_plain_transformers_load_tied_and_untied_and_refuse_other_boundaries(tmp
             model.save_pretrained(folders[-1])
             saved = {"class": type(model).__name__, "tied": spec == "tied", "inputs": inputs}
             torch.save(saved | {"logits": _logits(model, inputs)}, folders[-1] / "saved.pt")
-    _run_in_new_process(_WITHOUT_US, *folders)
-
-
-def _run_in_new_process(code, *arguments):
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    command = [sys.executable, "-c", _WITHOUT_US_AND_THEN_WITH, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-_WITH_HF = """
-import sys, torch
-import tiewise.hf
-from transformers import AutoModelForCausalLM
-folder = sys.argv[1]
-model = AutoModelForCausalLM.from_pretrained(folder)
-saved = torch.load(folder + "/inputs.pt")
-with torch.no_grad():
-    assert torch.equal(model.eval()(**saved["inputs"]).logits + 0, saved["logits"])
-"""
-
-
-def test_auto_classes_load_any_boundary_once_tiewise_hf_is_imported(tmp_path):
-    model, inputs = _train_one_step("llama", "factored:6+bias")
-    model.save_pretrained(tmp_path)
-    torch.save({"inputs": inputs, "logits": _logits(model, inputs)}, tmp_path / "inputs.pt")
-    _run_in_new_process(_WITH_HF, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["model_type"], config["base_model_type"]) == ("tiewise", "llama")
-    assert config["tiewise_boundary"] == "factored:6+bias"
-    assert not list(tmp_path.glob("*.py"))
 
 
 def test_saved_config_builds_a_new_model_with_the_boundary(tmp_path):
@@ -182,7 +182,7 @@ def test_copies_and_pickles_are_independent_of_the_original(name, spec):
 
 
 RESIZED_SPECS = [*SPECS[:-1], "untied+output_scale=0.5"]
-RESIZED = [(f, s, True) for f in ("llama", "t5", "bart") for s in RESIZED_SPECS if not (f == "bart" and "cap" in s)]
+RESIZED = [(family, spec, True) for family, spec in _in_turn(("llama", "t5", "bart"), RESIZED_SPECS)]
 RESIZED += [(f, "untied+output_scale=0.5", False) for f in ("llama", "bert")]
 
 
@@ -199,6 +199,8 @@ def test_resized_model_keeps_the_logits_of_old_tokens_and_saves_exactly(name, sp
         model.resize_token_embeddings(rows)
         torch.testing.assert_close(_logits(model, inputs)[..., :kept], wanted, rtol=1e-5, atol=1e-5)
         assert model.state_dict().keys() == names
+        if rows == V + 20:  # the next size saves the same way
+            continue
         if rows == V + 9:
             install(model)
         model.save_pretrained(tmp_path / str(rows))
