@@ -47,8 +47,8 @@ _SHARD_LATER = "load without fsdp_size and call torch's fully_shard on the layer
 
 
 def fsdp_units(model: nn.Module) -> list[Any]:
-    """Return the modules that `fully_shard` was called on, by a method that it adds to them."""
-    return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    """Return the modules that `fully_shard` was called on. It gives them a class with this method."""
+    return [module for module in model.modules() if hasattr(type(module), "_get_fsdp_state")]
 
 
 def _states(model: nn.Module) -> list[Any]:
