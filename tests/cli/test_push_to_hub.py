@@ -13,6 +13,7 @@ import pytest
 import yaml
 from cli_tiny import TINY, assert_refused, write_text
 from tests.answers import running
+from tests.hub_child import HubChild
 from tests.hub_server import TOKEN, HubServer
 
 from tiewise.core.errors import RunError
@@ -22,7 +23,6 @@ from tiewise.training.results import Comparison
 
 COMPARE = ["compare", "--arms=tied,factored:4", "--seeds=2", "--jobs=1"]
 SLOW = pytest.mark.slow
-LATER = "tiewise compare --out run --resume --push-to-hub me/model"
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +55,70 @@ def command(words, folder, program=("-m", "tiewise"), **environment):
     done = subprocess.run(
         [sys.executable, *program, *map(str, words)], cwd=folder, env=clean, capture_output=True, text=True
     )
-    assert TOKEN not in done.stdout + done.stderr
-    for path in folder.rglob("*"):
-        assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
+    check_no_token(done, folder)
     return done
 
 
-PUSH = ["compare", "--out=run", "--resume", "--push-to-hub=me/model"]
+def check_no_token(done, folder):
+    """Check that neither the output of a command nor a file of its folder has the token."""
+    assert TOKEN not in done.stdout + done.stderr
+    for path in folder.rglob("*"):
+        assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
 
 
-def push(folder, **environment):
-    """Upload the finished comparison of a folder."""
-    return command(PUSH, folder, **environment)
+def push_words(out):
+    """Return the words that upload a finished comparison."""
+    return ["compare", f"--out={out}", "--resume", "--push-to-hub=me/model"]
+
+
+def later_upload(out, name="compare", repo_id="me/model"):
+    """Return the command that a failed upload prints."""
+    return f"tiewise {name} --out {out} --resume --push-to-hub {repo_id}"
+
+
+@dataclass
+class Client:
+    """A child process that runs one command line after the other; the token is in a file, as after `hf auth login`."""
+
+    hub: HubServer
+    child: HubChild
+    token_file: Path
+
+    def log_in(self, token=TOKEN):
+        self.token_file.parent.mkdir(exist_ok=True)
+        self.token_file.write_text(token)
+
+    def log_out(self):
+        self.token_file.unlink(missing_ok=True)
+
+    def run(self, words, folder):
+        """Run a command line whose files are in a folder; check that nothing has the token."""
+        ended = self.child(*words)
+        done = subprocess.CompletedProcess(words, ended.code, ended.out, ended.err)
+        check_no_token(done, folder)
+        return done
+
+    def push(self, folder):
+        """Upload the finished comparison of a folder."""
+        return self.run(push_words(folder / "run"), folder)
+
+
+@pytest.fixture(scope="module")
+def started_client(tmp_path_factory):
+    """Start the child, which imports everything once, and its Hub."""
+    home = tmp_path_factory.mktemp("home")
+    with HubServer() as server, HubChild(server, home, TIEWISE_KERNELS="off") as child:
+        yield Client(server, child, home / "hf" / "token")
+
+
+@pytest.fixture
+def client(started_client):
+    """Return the client, logged in, with an empty Hub that refuses nothing."""
+    hub = started_client.hub
+    for state in (hub.repos, hub.large, hub.commits, hub.requests, hub.fail):
+        state.clear()
+    started_client.log_in()
+    return started_client
 
 
 # runs the same command line twice in one process; CUT ends the output of the first
@@ -101,7 +153,7 @@ def pushed(finished, tmp_path_factory):
     before = contents(folder / "run")
     with HubServer() as server:
         server.fail_once["commit"] = 403
-        both = command(PUSH, folder, program=("-c", TWICE), **server.environment(folder))
+        both = command(push_words("run"), folder, program=("-c", TWICE), **server.environment(folder))
     first_out, code, second_out = re.split(r"^CUT (\d+)\n", both.stdout, flags=re.MULTILINE)
     first_err, second_err = both.stderr.split("CUT\n")
     refused = subprocess.CompletedProcess(both.args, int(code), first_out, first_err)
@@ -120,7 +172,7 @@ def front_matter(card):
     return yaml.safe_load(block), text
 
 
-def check_failure(done, problem, later=LATER):
+def check_failure(done, problem, later):
     """Check that a command printed its answer, and then one line with the problem and the command for later."""
     assert done.returncode == 2, done.stderr
     assert "arm" in done.stdout
@@ -154,22 +206,22 @@ def test_comparison_is_uploaded_in_one_commit_with_card_report_and_best_model(pu
 
 
 @SLOW
-def test_second_upload_removes_weights_that_it_does_not_have(copied, hub):
-    hub.repos["me/model"] = {
+def test_second_upload_removes_weights_that_it_does_not_have(copied, client):
+    client.hub.repos["me/model"] = {
         "dense/model.safetensors": b"old",
         "model-00001-of-00002.safetensors": b"old",
         "mine.txt": b"!",
     }
-    done = push(copied, **hub.environment(copied))
+    done = client.push(copied)
     assert done.returncode == 0, done.stderr
-    files = hub.repos["me/model"]
+    files = client.hub.repos["me/model"]
     assert files["mine.txt"] == b"!"
     assert "model-00001-of-00002.safetensors" not in files
     assert files.get("dense/model.safetensors") != b"old"
 
 
 def test_refused_commit_is_one_line_and_keeps_the_run_for_the_next_upload(pushed):
-    check_failure(pushed.refused, "the token cannot write to me/model")
+    check_failure(pushed.refused, "the token cannot write to me/model", later_upload("run"))
     assert contents(pushed.folder / "run") == pushed.before
     assert len(pushed.hub.commits) == 1  # of the second upload
 
@@ -187,74 +239,88 @@ def test_refused_commit_is_one_line_and_keeps_the_run_for_the_next_upload(pushed
         ("put_large", 503, "the Hub answered with status 503"),
     ],
 )
-def test_refusal_of_the_hub_is_one_line_and_keeps_the_run(copied, hub, answer, status, problem):
+def test_refusal_of_the_hub_is_one_line_and_keeps_the_run(copied, client, answer, status, problem):
     before = contents(copied / "run")
-    hub.fail[answer] = status
-    check_failure(push(copied, **hub.environment(copied)), problem)
+    client.hub.fail[answer] = status
+    check_failure(client.push(copied), problem, later_upload(copied / "run"))
     assert contents(copied / "run") == before
-    assert not hub.commits
+    assert not client.hub.commits
 
 
 @SLOW
-def test_missing_token_offline_mode_and_network_are_one_line_and_send_nothing(copied, hub):
-    check_failure(push(copied, **hub.environment(copied, token=None)), "no token of the Hub is stored here")
-    check_failure(push(copied, **hub.environment(copied) | {"HF_HUB_OFFLINE": "1"}), "unset HF_HUB_OFFLINE")
+def test_missing_or_wrong_token_is_one_line(copied, client):
+    client.log_out()
+    check_failure(client.push(copied), "no token of the Hub is stored here", later_upload(copied / "run"))
+    assert not client.hub.requests
+    client.log_in("hf_other")
+    check_failure(client.push(copied), "the Hub does not accept the token", later_upload(copied / "run"))
+
+
+@SLOW
+def test_offline_mode_is_one_line_and_sends_nothing(copied, hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    ended = running.run(push_words("run"), copied)  # this process is offline
+    done = subprocess.CompletedProcess([], ended.code, ended.out, ended.err)
+    check_failure(done, "unset HF_HUB_OFFLINE", later_upload("run"))
     assert not hub.requests
+
+
+@SLOW
+def test_missing_network_is_one_line_without_the_password_of_the_address(copied, hub):
     secret = hub.environment(copied) | {"HF_ENDPOINT": "http://user:password@127.0.0.1:1"}
-    done = push(copied, **secret)
-    check_failure(done, "cannot reach http://127.0.0.1:1; check the network")
+    done = command(push_words("run"), copied, **secret)
+    check_failure(done, "cannot reach http://127.0.0.1:1; check the network", later_upload("run"))
     assert "password" not in done.stderr
 
 
 @SLOW
-def test_wrong_token_is_one_line(copied, hub):
-    check_failure(push(copied, **hub.environment(copied, token="hf_other")), "the Hub does not accept the token")
-
-
-@pytest.mark.slow
-def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path, hub):
-    words = ["train", "-t", write_text(tmp_path), *TINY, "--boundary=factored:4", "--out=run", "--push-to-hub=model"]
-    done = command(words, tmp_path, **hub.environment(tmp_path, token=None))
+def test_training_goes_on_without_token_and_uploads_when_it_is_complete(tmp_path, client):
+    out = tmp_path / "run"
+    text = tmp_path / write_text(tmp_path)
+    client.log_out()
+    words = ["train", "-t", text, *TINY, "--boundary=factored:4", f"--out={out}", "--push-to-hub=model"]
+    done = client.run(words, tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith(
         "tiewise: --push-to-hub will fail: no token of the Hub is stored here; log in with `hf auth login` before"
     )
-    later = "tiewise train --out run --resume --push-to-hub model"
+    later = later_upload(out, "train", "model")
     assert done.stderr.splitlines()[-1].endswith(later)
-    assert (tmp_path / "run/factored-4/seed-1/result.json").is_file()
-    done = command([*later.split()[1:], "--json"], tmp_path, **hub.environment(tmp_path))
+    assert (out / "factored-4/seed-1/result.json").is_file()
+    client.log_in()
+    done = client.run([*later.split()[1:], "--json"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["arm"] == "factored:4"
-    assert f"on the Hub: {hub.url}/me/model" in done.stderr
-    files = hub.repos["me/model"]
-    assert files["dense/model.safetensors"] == (tmp_path / "run/factored-4/seed-1/dense/model.safetensors").read_bytes()
+    assert f"on the Hub: {client.hub.url}/me/model" in done.stderr
+    files = client.hub.repos["me/model"]
+    assert files["dense/model.safetensors"] == (out / "factored-4/seed-1/dense/model.safetensors").read_bytes()
     metadata, card = front_matter(files["README.md"])
     assert metadata["library_name"] == "tiewise"
     assert "factored" in metadata["tags"]
     assert "push-to-hub=model" in card
-    assert "push_to_hub" not in (tmp_path / "run/run.yaml").read_text()
+    assert "push_to_hub" not in (out / "run.yaml").read_text()
 
 
-@pytest.mark.slow
-def test_healed_model_is_uploaded_with_verdict_table_and_command(finished, tmp_path, hub):
-    shutil.copytree(finished, tmp_path / "copy")
-    folder = tmp_path / "copy"
-    teacher = folder / "run/tied/seed-1/final"
-    command(["untie", teacher, "--to=model"], folder)
-    words = ["heal", "model", "--teacher", teacher, "-t", "synthetic:words=20000", "--steps=2", "--set=length=8"]
-    done = command([*words, "--out=healed", "--push-to-hub=me/model", "--json"], folder, **hub.environment(folder))
+@SLOW
+def test_healed_model_is_uploaded_with_verdict_table_and_command(copied, client):
+    teacher, healed = copied / "run/tied/seed-1/final", copied / "healed"
+    assert client.run(["untie", teacher, f"--to={copied / 'model'}"], copied).returncode == 0
+    words = ["heal", copied / "model", "--teacher", teacher, "-t", "synthetic:words=20000", "--steps=2"]
+    words += ["--set=length=8", f"--out={healed}", "--push-to-hub=me/model", "--json"]
+    done = client.run(words, copied)
     assert done.returncode == 0, done.stderr
-    assert f"on the Hub: {hub.url}/me/model" in done.stderr
-    record, files = json.loads(done.stdout), hub.repos["me/model"]
-    assert files["model.safetensors"] == (folder / record["model"] / "model.safetensors").read_bytes()
+    assert f"on the Hub: {client.hub.url}/me/model" in done.stderr
+    record, files = json.loads(done.stdout), client.hub.repos["me/model"]
+    assert files["model.safetensors"] == Path(record["model"], "model.safetensors").read_bytes()
     metadata, card = front_matter(files["README.md"])
     assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == round(record["left"]["after"], 4)
     assert "untied" in metadata["tags"]
     assert "held-out passages)" in card
     assert f"| healed | {record['left']['after']:.4f} |" in card
     assert "--push-to-hub=me/model" in card
-    later = "tiewise heal --out healed --resume --push-to-hub me/model"
-    done = command(later.split()[1:], folder, **hub.environment(folder, token=None))
+    later = later_upload(healed, "heal")
+    client.log_out()
+    done = client.run(later.split()[1:], copied)
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1].startswith("Next: tiewise check ")
     assert done.stderr.splitlines()[-1].endswith(later)
