@@ -20,14 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
-PRELOADED = (
-    "tiewise.cli.training",
-    "tiewise.training.compare",
-    "tiewise.training.kinds.flax",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.trainer",
-)
+PRELOADED = ("tests.preloaded",)
+ROOT = Path(__file__).parents[1]
 # torch reads these when it is imported; the commands set them before that
 AT_IMPORT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -36,7 +30,8 @@ def fork_context():
     """Return the context of `multiprocessing` whose processes are forks of this test process's server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    with mock.patch.dict(os.environ, AT_IMPORT):
+    found_from = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with mock.patch.dict(os.environ, AT_IMPORT | {"PYTHONPATH": found_from}):
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -44,15 +39,16 @@ def fork_context():
 class ForkedCommand:
     """A running `tiewise` command, with the methods of `subprocess.Popen` that tests use.
 
-    Its output goes to files, so that a command that nobody reads from never waits.
+    Its output goes to files, so that a command that nobody reads from never waits, or to the paths of other streams.
     """
 
-    def __init__(self, arguments, folder, environment):
+    def __init__(self, arguments, folder, environment, stdin=os.devnull, stdout=None, stderr=None):
         self.args = ["tiewise", *arguments]
         self._output = tempfile.TemporaryDirectory(prefix="command-")
         self._paths = [Path(self._output.name) / name for name in ("stdout", "stderr")]
+        outputs = [given or str(path) for given, path in zip((stdout, stderr), self._paths, strict=True)]
         self._process = fork_context().Process(
-            target=run_command, args=(self.args, str(folder), environment, *map(str, self._paths))
+            target=run_command, args=(self.args, str(folder), environment, stdin, *outputs)
         )
         self._process.start()
 
@@ -74,9 +70,9 @@ class ForkedCommand:
         return self.returncode
 
     def communicate(self, timeout=None):
-        """Wait for the end; return stdout and stderr."""
+        """Wait for the end; return stdout and stderr, "" for one that went elsewhere."""
         self.wait(timeout)
-        return tuple(path.read_text() for path in self._paths)
+        return tuple(path.read_text() if path.exists() else "" for path in self._paths)
 
     def send_signal(self, number):
         if self.poll() is None:
@@ -87,13 +83,14 @@ class ForkedCommand:
         self.send_signal(signal.SIGKILL)
 
 
-def run_command(arguments, folder, environment, stdout, stderr):
-    """Become the process of a command: take its folder, environment and outputs, run it and exit as Python does."""
-    for path, number in ((os.devnull, 0), (stdout, 1), (stderr, 2)):
+def run_command(arguments, folder, environment, *streams):
+    """Become the process of a command: take its folder, environment and streams, run it and exit as Python does."""
+    for number, path in enumerate(streams):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.__stdout__ = sys.stdout  # the command line watches the stdout of a process, and no replacement
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -102,8 +99,10 @@ def run_command(arguments, folder, environment, stdout, stderr):
     code = exit_code_of_command()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
+        try:
             stream.flush()
+        except OSError:
+            code = 120  # as Python exits if it cannot write the last output
     os._exit(code)
 
 
