@@ -1,14 +1,16 @@
 """Test commands on a full disk: one line, exit code 2, and `--resume` gives the figures of an undisturbed run."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cli_tiny import TINY, write_text
-from launched import launch, wait_for_exit
+from launched import PATIENCE, launch, wait_for_exit
 from tests.answers import inputs
+from tests.fork_server import ForkedCommand
 
 pytestmark = pytest.mark.slow
 FULL = "/dev/full"  # every write to it fails with "No space left on device"
@@ -50,31 +52,47 @@ def test_train_on_full_disk_exits_2_and_resumes_when_there_is_room(tmp_path, tex
         assert json.loads(printed)[name] == pytest.approx(undisturbed[name], abs=1e-6)
 
 
-@pytest.fixture
-def model(tmp_path):
-    inputs.word_llama(tied=False).save_pretrained(tmp_path / "model")
-    inputs.word_tokenizer().save_pretrained(tmp_path / "model")
-    return "model"
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return a folder with a model in `model`."""
+    folder = tmp_path_factory.mktemp("models")
+    inputs.word_llama(tied=False).save_pretrained(folder / "model")
+    inputs.word_tokenizer().save_pretrained(folder / "model")
+    return folder
 
 
-@pytest.mark.skipif(not Path(FULL).exists(), reason="no such device here")
-@pytest.mark.parametrize("line", LINES)
-def test_command_with_full_stdout_prints_one_line_and_exits_2(model, tmp_path, line):
-    command = [sys.executable, "-m", "tiewise", *line.split()]
-    with open(FULL, "w") as full:
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
+def check_full_stdout(code, err):
+    """Check how a command ends whose stdout is full."""
+    assert code == 2
     message = "cannot write to stdout: No space left on device; make room there, or send the output elsewhere"
-    *stages, last = done.stderr.splitlines()  # a command prints its stages after some seconds
+    *stages, last = err.splitlines()  # a command prints its stages after some seconds
     assert last == f"tiewise: {message}"
     assert all(line.endswith(" %)") for line in stages)
 
 
+@pytest.mark.skipif(not Path(FULL).exists(), reason="no such device here")
+@pytest.mark.parametrize("line", LINES)
+def test_command_with_full_stdout_prints_one_line_and_exits_2(models, line):
+    process = ForkedCommand(line.split(), models, dict(os.environ), stdout=FULL)
+    _, err = process.communicate(PATIENCE)
+    check_full_stdout(process.returncode, err)
+
+
+@pytest.mark.skipif(not Path(FULL).exists(), reason="no such device here")
+@pytest.mark.parametrize("line", ["--help", "check model"])
+def test_process_with_full_stdout_prints_one_line_and_exits_2(models, line):
+    """A process, unlike a fork, also ends as Python ends it."""
+    command = [sys.executable, "-m", "tiewise", *line.split()]
+    with open(FULL, "w") as full:
+        done = subprocess.run(command, cwd=models, stdout=full, stderr=subprocess.PIPE, text=True)
+    check_full_stdout(done.returncode, done.stderr)
+
+
 @pytest.mark.parametrize("out", ["run", "some/where/run"])
-def test_inspect_on_full_disk_exits_2_and_leaves_nothing(model, tmp_path, disk, out):
+def test_inspect_on_full_disk_exits_2_and_leaves_nothing(models, tmp_path, disk, out):
     place = disk(100)  # the page takes megabytes
     ((code, printed, err),) = wait_for_exit(
-        launch(tmp_path, 1, "inspect", model, "--only=alignment", "--out", place / out)
+        launch(tmp_path, 1, "inspect", models / "model", "--only=alignment", "--out", place / out)
     )
     assert (code, printed) == (2, "")
     assert "No space left on device" in err.splitlines()[-1]
