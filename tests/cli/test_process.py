@@ -11,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fcntl import ioctl
 from operator import attrgetter
 from pathlib import Path
@@ -21,6 +23,7 @@ import psutil
 import pytest
 from cli_tiny import TINY
 from launched import PATIENCE, curves, launch, training_advances, wait_for_exit, wait_until
+from tests.fork_server import ForkedCommand
 
 import tiewise
 from tiewise.cli import training as commands
@@ -35,35 +38,110 @@ def test_import_tiewise_loads_no_heavy_library():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "says", "loads"),
-    [
-        ("--help", 0, "compare", set()),
-        ("compare --help", 0, "--arms", set()),
-        ("train -h", 0, "--boundary", set()),
-        ("--version", 0, f"tiewise {tiewise.__version__}\n", set()),
-        ("sparkle", 2, "'sparkle'", set()),
-        ("plan --like=gpt2", 0, "38,597,376", set()),
-        ("plan --like=gpt2 --plot=p.html", 0, "page: p.html", {"plotly"}),
-        ("plan --list", 0, "gpt2", set()),
-        ("compare --text=missing.txt", 2, "no file or folder 'missing.txt'", {"numpy"}),
-        ("data show --text=builtin --text=missing.jsonl:words", 2, "no file or folder 'missing.jsonl'", {"numpy"}),
-        ("inspect model --text=missing.txt", 2, "no file or folder 'missing.txt'", {"numpy"}),
-        ("vocab hot --tokenizer=bytes --text=missing.txt", 2, "no file or folder 'missing.txt'", {"numpy"}),
-    ],
-)
-def test_command_loads_only_libraries_it_needs(tmp_path, line, code, says, loads):
-    program = f"""
-import sys, atexit
-from tiewise.cli.main import main
-sys.argv = ["tiewise", *{line.split()!r}]
-atexit.register(lambda: print("\\n", *({HEAVY!r} & set(sys.modules)), flush=True))
-main()
+LINES = {  # command line → exit code, a part of its output, and the heavy libraries that it loads
+    "--help": (0, "compare", set()),
+    "compare --help": (0, "--arms", set()),
+    "train -h": (0, "--boundary", set()),
+    "--version": (0, f"tiewise {tiewise.__version__}\n", set()),
+    "sparkle": (2, "'sparkle'", set()),
+    "plan --like=gpt2": (0, "38,597,376", set()),
+    "plan --like=gpt2 --plot=p.html": (0, "page: p.html", {"plotly"}),
+    "plan --list": (0, "gpt2", set()),
+    "compare --text=missing.txt": (2, "no file or folder 'missing.txt'", {"numpy"}),
+    "data show --text=builtin --text=missing.jsonl:words": (2, "no file or folder 'missing.jsonl'", {"numpy"}),
+    "inspect model --text=missing.txt": (2, "no file or folder 'missing.txt'", {"numpy"}),
+    "vocab hot --tokenizer=bytes --text=missing.txt": (2, "no file or folder 'missing.txt'", {"numpy"}),
+}
+COMPLETED = {  # words on a shell's line, position of the last → what it completes
+    ("tiewise ch", 1): "check",
+    (
+        "tiewise",
+        1,
+    ): "adapter check compare diff exercise explore factor heal inspect plan repair sweep tie train untie vocab",
+    ("tiewise vo", 1): "vocab",
+    ("tiewise tie", 1): "tie",
+    ("tiewise vocab", 2): "hot resize transplant trim",
+    ("tiewise vocab tr", 2): "transplant trim",
+    ("tiewise vocab hot --si", 3): "--size",
+    ("tiewise check --de", 2): "--deep",
+    ("tiewise check --he", 2): "--headers --help",
+    ("tiewise check . --de", 3): "--deep",
+    ("tiewise zz", 1): "",
+}
+# A process imports the command line and nothing that only one command needs, then runs each command in a fork.
+# Output, errors and loaded modules go to the files NUMBER.out, NUMBER.err and NUMBER.modules.
+FORKS = """
+import atexit, json, os, sys
+from pathlib import Path
+from tiewise.__main__ import main
+import tiewise.cli.main
+
+def run_command(number, words, environment):
+    for name, descriptor in (("out", 1), ("err", 2)):
+        os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+    os.environ.update(environment)
+    sys.argv = ["tiewise", *words]
+    atexit.register(lambda: Path(f"{number}.modules").write_text(" ".join(sys.modules)))
+    main()
+    sys.exit("the command did not exit")
+
+codes = []
+for number, case in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        run_command(number, *case)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
 """
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert (result.returncode, set(result.stdout.splitlines()[-1].split())) == (code, loads), result.stderr
-    assert says in result.stdout + result.stderr
-    assert "\x1b" not in result.stdout
+
+
+@dataclass
+class Forked:
+    """Exit code and output of a command in a fork, and the names of all modules that it loaded."""
+
+    code: int
+    out: str
+    err: str
+    modules: set[str]
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """Run every line of LINES and COMPLETED in a fork of one process; return the results by their keys."""
+    cases = {line: (line.split(), {}) for line in LINES}
+    for words, position in COMPLETED:
+        shell = {"_TIEWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+        cases[words, position] = ([], shell)
+    folder = tmp_path_factory.mktemp("forks")
+    command = [sys.executable, "-c", FORKS, json.dumps(list(cases.values()))]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    texts = [[(folder / f"{i}.{name}").read_text() for name in ("out", "err", "modules")] for i in range(len(cases))]
+    results = zip(json.loads(done.stdout), texts, strict=True)
+    return {
+        key: Forked(code, out, err, set(names.split()))
+        for key, (code, (out, err, names)) in zip(cases, results, strict=True)
+    }
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_command_loads_only_libraries_it_needs(forked, line):
+    code, says, loads = LINES[line]
+    result = forked[line]
+    assert (result.code, HEAVY & result.modules) == (code, loads), result.err
+    assert says in result.out + result.err
+    assert "\x1b" not in result.out
+
+
+@pytest.mark.parametrize("case", COMPLETED)
+def test_a_shell_completes_commands_groups_and_options(forked, case):
+    result = forked[case]
+    assert (sorted(result.out.split()), result.err) == (COMPLETED[case].split(), "")
+
+
+def test_installed_program_completes_a_command():
+    completion = {"_TIEWISE_COMPLETE": "complete_bash", "COMP_WORDS": "tiewise vo", "COMP_CWORD": "1"}
+    done = subprocess.run([COMMAND], env=os.environ | completion, capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (["vocab"], "")
 
 
 def test_dir_lists_every_public_name():
@@ -278,50 +356,48 @@ def test_ctrl_c_during_import_of_libraries_exits_130_without_traceback(tmp_path,
         assert "Traceback" not in result, moment
 
 
-@pytest.mark.parametrize(
-    ("words", "position", "completed"),
-    [
-        ("tiewise ch", 1, "check"),
-        (
-            "tiewise",
-            1,
-            "adapter check compare diff exercise explore factor heal inspect plan repair sweep tie train untie vocab",
-        ),
-        ("tiewise vo", 1, "vocab"),
-        ("tiewise tie", 1, "tie"),
-        ("tiewise vocab", 2, "hot resize transplant trim"),
-        ("tiewise vocab tr", 2, "transplant trim"),
-        ("tiewise vocab hot --si", 3, "--size"),
-        ("tiewise check --de", 2, "--deep"),
-        ("tiewise check --he", 2, "--headers --help"),
-        ("tiewise check . --de", 3, "--deep"),
-        ("tiewise zz", 1, ""),
-    ],
-)
-def test_a_shell_completes_commands_groups_and_options(words, position, completed):
-    completion = {"_TIEWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
-    done = subprocess.run([COMMAND], env=os.environ | completion, capture_output=True, text=True)
-    assert (sorted(done.stdout.split()), done.stderr) == (completed.split(), "")
-
-
 # --- a terminal
 
 
-def run_on_terminal(folder, *arguments, **environment):
-    """Run a command on a terminal of 100 columns; return (exit code, output)."""
+def clean_environment(**environment):
+    """Return the variables of a process on a terminal with colours."""
+    return {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI", "FORCE_COLOR")} | {
+        "TERM": "xterm",
+        **environment,
+    }
+
+
+def open_terminal():
+    """Return the descriptors of both sides of a terminal of 100 columns: of its reader, and of a program."""
     own, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, pack("HHHH", 40, 100, 0, 0))
-    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI", "FORCE_COLOR")} | {"TERM": "xterm"}
-    process = subprocess.Popen(
-        [COMMAND, *arguments], cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=clean | environment
-    )
-    os.close(theirs)
+    return own, theirs
+
+
+def read_terminal(own):
+    """Return all output of a terminal, once the program has closed it."""
     seen = b""
     with contextlib.suppress(OSError):  # Linux raises this if the other side is closed
         while piece := os.read(own, 65536):
             seen += piece
     os.close(own)
-    return process.wait(), seen.decode()
+    return seen.decode()
+
+
+def run_on_terminal(folder, *arguments, **environment):
+    """Run a command on a terminal; return (exit code, output)."""
+    own, theirs = open_terminal()
+    process = subprocess.Popen(
+        [COMMAND, *arguments],
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=clean_environment(**environment),
+    )
+    os.close(theirs)
+    seen = read_terminal(own)
+    return process.wait(), seen
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
@@ -329,8 +405,16 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 def test_compare_shows_progress_bars_on_terminal(tmp_path, text):
     arguments = ("compare", "-t", text, *TINY, "--steps=100", "--arms=tied,untied", "--seeds=1", "--out=run")
-    code, seen = run_on_terminal(tmp_path, *arguments)
-    assert code == 0
+    own, theirs = open_terminal()
+    path = os.ttyname(theirs)
+    streams = {"stdin": path, "stdout": path, "stderr": path}
+    process = ForkedCommand(arguments, tmp_path, clean_environment(OMP_NUM_THREADS="1"), **streams)
+    with ThreadPoolExecutor(1) as reader:
+        reading = reader.submit(read_terminal, own)
+        code = process.wait(PATIENCE)
+        os.close(theirs)  # open until now, because the fork opens the terminal only after it has started
+        seen = reading.result()
+    assert code == 0, seen
     for bar in ("reading", "tokens", "1/2 tied seed 1", "2/2 untied seed 1"):
         assert re.search(rf"\r[^\n]*{bar}[^\n]*%\|", seen), bar
     assert re.search(r"1/2 tied seed 1, nll \d\.\d{3}", seen)
