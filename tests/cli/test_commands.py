@@ -5,12 +5,14 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from cli_tiny import TINY
+from cli_tiny import TINY, write_text
+from tests.answers import running
 from tests.public_names import homes, public
 from transformers import Qwen2Config
 
@@ -24,49 +26,92 @@ LOAD_SCRIPT = """
 import sys, torch
 from importlib import import_module
 from transformers import pipeline
-import_module(sys.argv[1])
-for folder in sys.argv[3:]:
+logits, *folders = sys.argv[1:]
+for folder in folders:
+    if folder.startswith("import "):
+        import_module(folder.removeprefix("import "))
+        continue
     generate = pipeline("text-generation", folder)
     generate("abc", max_new_tokens=3, do_sample=False)
     model = generate.model
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     print(type(model).__name__, "tied" if tied else "untied", "with" if "tiewise" in sys.modules else "without")
-torch.save(model(input_ids=torch.arange(16).view(2, 8)).logits, sys.argv[2])
+    torch.save(model(input_ids=torch.arange(16).view(2, 8)).logits, f"{logits}/{folders.index(folder)}")
 """
 
 
-def load_in_new_process(tmp_path, *folders, module="transformers"):
-    """Load folders in a process that imports only `module`.
+def load_in_new_process(tmp_path, *folders):
+    """Load folders in turn in a process that imports only transformers; "import NAME" imports a module between them.
 
-    Return a line for each folder (class, tied or untied, with or without tiewise), and logits of the last model.
+    Return for each a line (class, tied or untied, with or without tiewise) and the logits.
     """
-    code = [sys.executable, "-c", LOAD_SCRIPT, module, str(tmp_path / "logits"), *map(str, folders)]
+    code = [sys.executable, "-c", LOAD_SCRIPT, str(tmp_path), *map(str, folders)]
     result = subprocess.run(code, capture_output=True, text=True, check=True)
-    return result.stdout.splitlines(), torch.load(tmp_path / "logits")
+    numbers = [number for number, folder in enumerate(folders) if not str(folder).startswith("import ")]
+    return result.stdout.splitlines(), [torch.load(tmp_path / str(number)) for number in numbers]
 
 
-@pytest.mark.parametrize("arm", ["factored:8", pytest.param("residual:4+output_scale=0.5", marks=pytest.mark.slow)])
-def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compare, tmp_path, arm):
-    result = compare(f"--arms=tied,{arm}", "--seeds=1", "--out=run")
-    name = folder_name(arm)
-    run = tmp_path / "run" / name / "seed-1"
-    size = sum(path.stat().st_size for path in (run / "dense").iterdir())
-    assert result.out.splitlines()[-2] == (
+@dataclass
+class Compared:
+    """A finished comparison with its printed text, and its models as a new process loads them."""
+
+    ended: running.Ended
+    run: Path
+    loaded: list[str]
+    logits: list[torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Compare three arms, and load their models in one new process, which imports tiewise for the last alone."""
+    folder = tmp_path_factory.mktemp("compared") / "here"
+    folder.mkdir()
+    words = ["compare", "-t", write_text(folder), *TINY, "--arms=tied,untied,factored:8", "--seeds=1", "--out=run"]
+    ended = running.run(words, folder)
+    assert ended.code == 0, ended.err
+    run = folder / "run"
+    models = [run / place for place in ("tied/seed-1/final", "untied/seed-1/final", "factored-8/seed-1/dense")]
+    last = ["import tiewise.hf", run / "factored-8/seed-1/final"]
+    return Compared(ended, run, *load_in_new_process(tmp_path_factory.mktemp("logits"), *models, *last))
+
+
+def check_dense_copy(printed, run, name, logits):
+    """Check the printed line about the dense copy of an arm, and that the copy has the model's logits."""
+    folder = run / name / "seed-1"
+    size = sum(path.stat().st_size for path in (folder / "dense").iterdir())
+    assert printed.splitlines()[-2] == (
         f"models: run/ARM/seed-N/final; {name} loads with tiewise.load; "
         f"its copy with plain tables in dense/ ({size / 1000:.1f} kB) loads with any transformers"
     )
-    tied = tmp_path / "run" / "tied" / "seed-1"
-    assert not (tied / "dense").exists()
-    loaded, logits = load_in_new_process(tmp_path, tied / "final", run / "dense")
-    assert loaded == ["LlamaForCausalLM tied without", "LlamaForCausalLM untied without"]
+    assert not (run / "tied" / "seed-1" / "dense").exists()
     with torch.no_grad():
-        expected = tiewise.load(run / "final").eval()(input_ids=torch.arange(16).view(2, 8)).logits
+        expected = tiewise.load(folder / "final").eval()(input_ids=torch.arange(16).view(2, 8)).logits
     torch.testing.assert_close(logits, expected[:], atol=1e-5, rtol=1e-5)
 
 
-def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
-    result = compare("--arms=tied,untied,factored:8", "--seeds=1", "--out=run")
-    assert result.code == 0
+def test_compare_writes_models_that_transformers_loads_and_a_dense_copy_of_the_other(compared):
+    assert compared.loaded == [
+        "LlamaForCausalLM tied without",
+        "LlamaForCausalLM untied without",
+        "LlamaForCausalLM untied without",
+        "TiewiseLlamaForCausalLM tied with",
+    ]
+    check_dense_copy(compared.ended.out, compared.run, "factored-8", compared.logits[2])
+    torch.testing.assert_close(compared.logits[3][:], compared.logits[2], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_compare_exports_dense_copy_with_scale_of_logits(compare, tmp_path):
+    arm = "residual:4+output_scale=0.5"
+    result = compare(f"--arms=tied,{arm}", "--seeds=1", "--out=run")
+    run, name = tmp_path / "run", folder_name(arm)
+    loaded, (logits,) = load_in_new_process(tmp_path, run / name / "seed-1" / "dense")
+    assert loaded == ["LlamaForCausalLM untied without"]
+    check_dense_copy(result.out, run, name, logits)
+
+
+def test_compare_writes_report_and_results(compared):
+    result, run = compared.ended, compared.run
     assert re.search(r"validation nll +\d\.\d{4}", result.out)
     assert "report: run/report.html" in result.out
     lines = result.err.splitlines()
@@ -74,20 +119,17 @@ def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
     assert [line.partition(":")[0] for line in lines[1:3]] == ["1/3 tied seed 1", "2/3 untied seed 1"]
     assert len(lines) == 4
 
-    comparison = Comparison.from_dict(json.loads((tmp_path / "run" / "results.json").read_text()))
+    comparison = Comparison.from_dict(json.loads((run / "results.json").read_text()))
     assert comparison.arms == ["tied", "untied", "factored:8"]
     assert comparison.command.startswith("tiewise compare -t text.txt --set=width=16")
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = (run / "report.html").read_text()
     assert "<html" in page
     assert comparison.finding.splitlines()[0][:40] in page
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+    assert {path.name for path in run.iterdir()} == {
         *("run.yaml", "env.json", "data", "results.json", "report.html"),
         *("tied", "untied", "factored-8"),
     }
     assert {"\x1b", "\r"}.isdisjoint(result.out + result.err)
-    untied, factored = (tmp_path / "run" / arm / "seed-1/final" for arm in ("untied", "factored-8"))
-    assert load_in_new_process(tmp_path, untied)[0] == ["LlamaForCausalLM untied without"]
-    assert load_in_new_process(tmp_path, factored, module="tiewise.hf")[0] == ["TiewiseLlamaForCausalLM tied with"]
 
 
 def test_quiet_prints_result_alone_and_json_prints_one_object(compare, tiewise, text):
