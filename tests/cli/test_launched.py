@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,82 +22,116 @@ from tiewise.training.kinds.decoder import measure
 pytestmark = pytest.mark.slow
 # At the default rate of this width, 0.032, rounding grows to thousandths of a nat between one and two processes.
 LONG = ["--steps=160", "--arms=tied", "--seeds=1", "--set=learning_rate=0.004"]
+SHORT = ["--steps=6", "--seeds=1", "--out=run", "--json"]
+LLAMA = ["--set=accumulate=2"]
+GPT2 = ["--model=gpt2", "--match=parameters"]
+SEQ2SEQ = ["--set=kind=seq2seq", "--set=accumulate=2"]
+PENALISED = "projected:24,penalty=0.3"
+# one process trains all arms of a family in one comparison; several processes train some of them
+ARMS = {
+    tuple(LLAMA): ["tied", "untied", "residual:4", PENALISED],
+    tuple(GPT2): ["tied", "factored:8"],
+    ("--tune",): ["tied"],
+    tuple(SEQ2SEQ): ["tied", "untied+encoder=apart"],
+}
 
 
-def results(folder, count, *arguments):
-    """Return the results of a comparison by `count` processes; only the first one prints."""
-    (code, out, err), *others = wait_for_exit(
-        launch(folder, count, "compare", "-t", "text.txt", *TINY, *arguments, "--json")
-    )
+@dataclass
+class Trained:
+    """Folder of a comparison and its results: the whole record, and each run by its arm."""
+
+    folder: Path
+    record: dict
+    runs: dict
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Return a function that compares arms in some processes, once for the same arguments."""
+    done = {}
+
+    def train_once(count, arms, *arguments):
+        key = (count, *arms, *arguments)
+        if key not in done:
+            folder = tmp_path_factory.mktemp("trained")
+            write_text(folder)
+            done[key] = compare_in(folder, count, arms, arguments)
+        return done[key]
+
+    return train_once
+
+
+def compare_in(folder, count, arms, arguments):
+    """Compare arms in `count` processes; only the first one prints."""
+    words = ["compare", "-t", "text.txt", *TINY, f"--arms={','.join(arms)}", *arguments, *SHORT]
+    (code, out, err), *others = wait_for_exit(launch(folder, count, *words))
     assert (code, others) == (0, [(0, "", "")] * (count - 1)), err
-    assert err.count("validation loss") == len(json.loads(out)["runs"])
-    return json.loads(out)
+    record = json.loads(out)
+    assert [(run["arm"], run["seed"]) for run in record["runs"]] == [(arm, 1) for arm in arms]
+    assert err.count("validation loss") == len(arms)
+    assert record["env"]["processes"] == count
+    return Trained(folder / "run", record, {run["arm"]: run for run in record["runs"]})
 
 
-def assert_alike(one, other, bound):
-    """Check that the figures and curves of two comparisons differ by at most `bound`."""
-    for left, right in zip(one["runs"], other["runs"], strict=True):
-        assert (left["arm"], left["seed"]) == (right["arm"], right["seed"])
+def assert_alike(one, several, bound):
+    """Check that the figures and curves of each arm differ by at most `bound`."""
+    for arm, there in several.runs.items():
+        here = one.runs[arm]
         for name in ("initial_nll", "heldout_nll", "train_nll", "bits_per_byte"):
-            assert left[name] == pytest.approx(right[name], abs=bound), name
-        for here, there in zip(left["curve"], right["curve"], strict=True):
-            assert (here["step"], here["tokens"]) == (there["step"], there["tokens"])
+            assert here[name] == pytest.approx(there[name], abs=bound), name
+        for left, right in zip(here["curve"], there["curve"], strict=True):
+            assert (left["step"], left["tokens"]) == (right["step"], right["tokens"])
             for name in ("train_nll", "heldout_nll", "path_a", "path_b", "cosine"):
-                assert here[name] == pytest.approx(there[name], abs=bound), name
+                assert left[name] == pytest.approx(right[name], abs=bound), name
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--arms=tied,untied,projected:24,penalty=0.3", "--set=accumulate=2"],
-        ["--arms=tied,factored:8", "--model=gpt2", "--match=parameters"],
-        ["--arms=tied", "--tune"],
-        ["--arms=tied,untied+encoder=apart", "--set=accumulate=2", "--set=kind=seq2seq"],
-    ],
-    ids=lambda arguments: arguments[-1],
-)
-def test_two_processes_train_to_figures_of_one_process(tmp_path, text, arguments):
+REPLICATED = {  # arms that two processes train with the options of one family
+    tuple(LLAMA): ["tied", "untied", PENALISED],
+    tuple(GPT2): ["tied", "factored:8"],
+    ("--tune",): ["tied"],
+    tuple(SEQ2SEQ): ["tied", "untied+encoder=apart"],
+}
+
+
+@pytest.mark.parametrize("arguments", REPLICATED, ids=lambda arguments: arguments[0])
+def test_two_processes_train_to_figures_of_one_process(train, arguments):
     """The global batch is the same. Only the order of sums differs: about 1e-7 a step in fp32."""
-    one, two = (results(tmp_path, count, *arguments, "--seeds=1", f"--out=run{count}") for count in (1, 2))
-    assert (one["env"]["processes"], two["env"]["processes"]) == (1, 2)
-    assert_alike(one, two, 2e-5)
-
-
-ARMS = ["--arms=tied,untied,residual:4", "--set=accumulate=2"]
+    one = train(1, ARMS[arguments], *arguments)
+    assert_alike(one, train(2, REPLICATED[arguments], *arguments), 2e-5)
 
 
 @pytest.mark.parametrize(
-    ("count", "sharding", "arguments"),
+    ("count", "sharding", "arms", "arguments"),
     [
-        (2, ["--fsdp=2", "--tables=keep"], ARMS),
-        (2, ["--fsdp=2", "--tables=gather"], ["--arms=tied,factored:8", "--model=gpt2"]),
-        (2, ["--tp=2"], [*ARMS, "--match=parameters"]),
-        (2, ["--tp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
-        (4, ["--tp=2"], ["--arms=tied,projected:24,penalty=0.3", "--set=accumulate=2"]),
-        (4, ["--tp=2", "--fsdp=2"], ["--arms=tied,untied"]),
-        (4, ["--fsdp=2"], ["--arms=tied"]),
+        (2, ["--fsdp=2", "--tables=keep"], ["tied", "untied", "residual:4"], LLAMA),
+        (2, ["--fsdp=2", "--tables=gather"], ["tied", "factored:8"], GPT2),
+        (2, ["--tp=2"], ["tied", "untied", "residual:4"], LLAMA),
+        (2, ["--tp=2"], ["tied", "factored:8"], GPT2),
+        (4, ["--tp=2"], ["tied", PENALISED], LLAMA),
+        (4, ["--tp=2", "--fsdp=2"], ["tied", "untied"], LLAMA),
+        (4, ["--fsdp=2"], ["tied"], LLAMA),
     ],
     ids=lambda value: value if isinstance(value, int) else value[-1],
 )
-def test_sharded_training_gives_figures_of_one_process(tmp_path, text, count, sharding, arguments):
-    arguments = [*arguments, "--seeds=1"]
-    one = results(tmp_path, 1, *arguments, "--out=run1")
-    two = results(tmp_path, count, *arguments, "--out=run2", *sharding)
-    assert_alike(one, two, 2e-5)
-    for name in ("parameters", "total_parameters", "bytes", "trainable_parameters"):
-        assert [run[name] for run in one["runs"]] == [run[name] for run in two["runs"]]
-    plain = set() if "--model=gpt2" in arguments else {"tied", "untied"}  # key biases of GPT-2 are noise of Adam
-    for arm in plain & {run["arm"] for run in one["runs"]}:
-        finals = [tmp_path / run / arm / "seed-1" / "final" / "model.safetensors" for run in ("run1", "run2")]
+def test_sharded_training_gives_figures_of_one_process(train, count, sharding, arms, arguments):
+    one = train(1, ARMS[tuple(arguments)], *arguments)
+    several = train(count, arms, *arguments, *sharding)
+    assert_alike(one, several, 2e-5)
+    for arm in arms:
+        for name in ("parameters", "total_parameters", "bytes", "trainable_parameters"):
+            assert one.runs[arm][name] == several.runs[arm][name]
+    for arm in {"tied", "untied"} & {*arms} if arguments != GPT2 else ():  # key biases of GPT-2 are noise of Adam
+        finals = [trained.folder / arm / "seed-1" / "final" / "model.safetensors" for trained in (one, several)]
         left, right = map(load_file, finals)
         assert left.keys() == right.keys()
         assert all(np.allclose(left[name], right[name], atol=2e-4) for name in left)
 
 
-def test_two_processes_measure_each_heldout_token_exactly_once(tmp_path, text):
-    run = results(tmp_path, 2, "--arms=tied", "--seeds=1", "--out=run")["runs"][0]
-    data = load_prepared(tmp_path / "run" / "data")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "tied" / "seed-1" / "final")
+def test_two_processes_measure_each_heldout_token_exactly_once(train):
+    trained = train(2, REPLICATED[tuple(LLAMA)], *LLAMA)
+    run = trained.runs["tied"]
+    data = load_prepared(trained.folder / "data")
+    model = AutoModelForCausalLM.from_pretrained(trained.folder / "tied" / "seed-1" / "final")
     alone = measure(install(model), data.split("heldout"), 16, data.counts)
     assert run["heldout_nll"] == pytest.approx(alone.nll, abs=1e-6)
     assert sum(item["tokens"] for item in run["frequency"]) == alone.tokens
@@ -105,36 +140,66 @@ def test_two_processes_measure_each_heldout_token_exactly_once(tmp_path, text):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Return the results of the long comparison by two processes."""
+    """Return the only run of the long comparison by two processes."""
     folder = tmp_path_factory.mktemp("whole")
-    write_text(folder)
-    return results(folder, 2, *LONG, "--out=run")
+    everyone = wait_for_exit(
+        launch(folder, 2, "compare", "-t", write_text(folder), *TINY, *LONG, "--out=run", "--json")
+    )
+    assert [code for code, *_ in everyone] == [0, 0], everyone
+    return json.loads(everyone[0][1])["runs"][0]
 
 
-@pytest.mark.parametrize("told", [(1,), (0, 1)])
-def test_ctrl_c_to_any_rank_stops_all_and_resumed_run_gives_same_figures(tmp_path, text, undisturbed, told):
+def kill_and_check_the_other(processes, rank):
+    """Kill a rank once it trains; check that the other one exits with code 2 and prints the command that resumes."""
+    processes[rank].kill()
+    code, out, err = wait_for_exit(processes)[1 - rank]
+    assert (code, out) == (2, "")
+    line = "another process of this run has ended; resume from the last checkpoint with: tiewise compare --out run"
+    assert err.splitlines()[-1] == f"tiewise: {line} --resume"
+
+
+def assert_same_figures(printed, run, bound):
+    """Check that the only run of a printed comparison has the figures of another run."""
+    for name in ("heldout_nll", "train_nll"):
+        assert json.loads(printed)["runs"][0][name] == pytest.approx(run[name], abs=bound)
+
+
+@pytest.mark.parametrize(("killed", "told"), [(0, (1,)), (1, (0, 1))])
+def test_killed_rank_or_ctrl_c_to_any_rank_stops_all_and_resumed_run_gives_same_figures(
+    tmp_path, text, undisturbed, killed, told
+):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run")
+    wait_until(training_advances(tmp_path), *processes)
+    kill_and_check_the_other(processes, killed)
+    processes = launch(tmp_path, 2, "compare", "--out=run", "--resume")
     wait_until(training_advances(tmp_path), *processes)
     for rank in told:
         processes[rank].send_signal(signal.SIGINT)
     (code, out, err), other = wait_for_exit(processes)
     assert (code, out) == (130, "")
     line = "tiewise: interrupted, a checkpoint is written; resume with: tiewise compare --out run --resume"
-    assert err.splitlines()[1:] == [line]
+    assert err.splitlines()[-1] == line
     assert other == (130, "", "")
     assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
     (code, out, err), other = wait_for_exit(launch(tmp_path, 2, "compare", "--out=run", "--resume", "--json"))
     assert (code, other) == (0, (0, "", "")), err
-    for name in ("heldout_nll", "train_nll"):
-        assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=1e-6)
+    assert_same_figures(out, undisturbed, 1e-6)
 
 
 @pytest.mark.parametrize(
-    ("held", "others"),
-    [("--fsdp=2", [(2, "--fsdp=2"), (2, "--tp=2"), (2,), (1,)]), ("--tp=2", [(4, "--tp=2", "--fsdp=2"), (1,)])],
+    ("held", "killed", "others"),
+    [
+        ("--fsdp=2", 1, [(2, "--fsdp=2"), (2, "--tp=2"), (2,), (1,)]),
+        ("--tp=2", 0, [(4, "--tp=2", "--fsdp=2"), (1,)]),
+    ],
 )
-def test_sharded_run_resumes_with_any_number_of_processes(tmp_path, text, undisturbed, held, others):
+def test_sharded_run_resumes_after_a_kill_and_with_any_number_of_processes(
+    tmp_path, text, undisturbed, held, killed, others
+):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", held)
+    wait_until(training_advances(tmp_path), *processes)
+    kill_and_check_the_other(processes, killed)
+    processes = launch(tmp_path, 2, "compare", "--out=run", "--resume", held)
     wait_until(training_advances(tmp_path), *processes)
     processes[1].send_signal(signal.SIGINT)
     assert [code for code, *_ in wait_for_exit(processes)] == [130, 130]
@@ -146,9 +211,7 @@ def test_sharded_run_resumes_with_any_number_of_processes(tmp_path, text, undist
         shutil.copytree(tmp_path / "run", folder / "run")
         everyone = wait_for_exit(launch(folder, count, "compare", "--out=run", "--resume", "--json", *sharding))
         assert [code for code, *_ in everyone] == [0] * count, everyone
-        out = everyone[0][1]
-        for name in ("heldout_nll", "train_nll"):
-            assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=2e-5)
+        assert_same_figures(everyone[0][1], undisturbed, 2e-5)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -192,28 +255,16 @@ def test_refused_run_exits_2_in_all_ranks_and_prints_one_line(tmp_path, text, mo
     assert [path.name for path in tmp_path.iterdir()] == [text]
 
 
-@pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"]), (0, ["--tp=2"])])
-def test_rank_exits_2_if_the_other_is_killed_and_run_resumes(tmp_path, text, rank, sharding):
-    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", *sharding)
-    wait_until(training_advances(tmp_path), *processes)
-    processes[rank].kill()
-    code, out, err = wait_for_exit(processes)[1 - rank]
-    assert (code, out) == (2, "")
-    line = "another process of this run has ended; resume from the last checkpoint with: tiewise compare --out run"
-    assert err.splitlines()[-1] == f"tiewise: {line} --resume"
-    resumed = wait_for_exit(launch(tmp_path, 2, "compare", "--out=run", "--resume", *sharding))
-    assert [code for code, *_ in resumed] == [0, 0]
+ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--main_process_port=0"]
 
 
-ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=4", "--num_machines=1", "--main_process_port=0"]
-
-
+# Two processes suffice: what a launcher sets does not depend on their number, and four are forked above.
 @pytest.mark.parametrize(
     ("launcher", "sharding"),
     [
         (["torchrun", "--nproc_per_node=2"], []),
         # --multi_gpu works without GPUs, while --cpu would start one process
-        ([*ACCELERATE, "--mixed_precision=no", "--dynamo_backend=no"], ["--tp=2", "--fsdp=2"]),
+        ([*ACCELERATE, "--mixed_precision=no", "--dynamo_backend=no"], ["--tp=2"]),
     ],
     ids=["torchrun", "accelerate"],
 )
