@@ -1,5 +1,7 @@
 """Run the checks for GPUs at small sizes on a CPU: all are right, and a wrong loss exits with code 1."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -31,7 +33,9 @@ def run(out, *arguments):
     return gpu.main(["--device", "cpu", "--out", str(out), *arguments])
 
 
-def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys):
+def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys, monkeypatch):
+    # the check `seeds` starts a process; it runs in test_all_phases_run_on_a_cpu
+    monkeypatch.setattr(gpu_checks, "CHECKS", tuple(one for one in gpu_checks.CHECKS if one is not gpu_checks.seeds))
     flag = torch.backends.mkldnn.matmul.fp32_precision
     assert run(tmp_path, "--phases", "checks") == 0
     assert torch.backends.mkldnn.matmul.fp32_precision == flag  # other tests of this process rely on it
@@ -45,7 +49,7 @@ def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys):
     assert all(one["why"] == "needs a GPU" for one in record["checks"] if one["state"] == "not run")
     assert sum(len(one["figures"]) for one in record["checks"]) > 500
     printed = capsys.readouterr().out
-    assert f"checks: 12 right, 0 wrong, {len(needs_gpu)} not run, 0 not reached\n" in printed
+    assert f"checks: 11 right, 0 wrong, {len(needs_gpu)} not run, 0 not reached\n" in printed
     assert "\n  not run: wide_products: needs a GPU\n" in printed
     assert printed.endswith(f"in all: 0 wrong, {len(needs_gpu)} not run, 0 not reached\n")
 
@@ -94,11 +98,40 @@ def test_installed_family_with_a_wrong_loss_sets_exit_code_1(tmp_path, capsys, m
     assert "install: 1 right, 0 wrong" in capsys.readouterr().out
 
 
+def run_later_calls_here(run_process):
+    """Return `subprocess.run` for the phases: the sanitizer's first call has its process, the others run in this one.
+
+    A process takes five seconds to import everything, which shows nothing new the second time.
+    """
+    started = []
+
+    def run_process_or_call(command, **options):
+        is_call = command[1:3] == ["-m", "benchmarks.gpu_sanitizer"]
+        if is_call and started:
+            return run_call_here(command)
+        started.extend([command] * is_call)
+        return run_process(command, **options)
+
+    return run_process_or_call
+
+
+def run_call_here(command):
+    """Run a call of the sanitizer's phase in this process; return what its process would return."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", command[2:])
+        gpu_sanitizer.main()
+    return subprocess.CompletedProcess(command, 0, printed.getvalue(), "")
+
+
 @pytest.mark.slow
-def test_all_phases_run_on_a_cpu(tmp_path, capsys):
+def test_all_phases_run_on_a_cpu(tmp_path, capsys, monkeypatch):
     """`time python -m benchmarks.gpu --device cpu --out FOLDER` measures how long they take: at most 90 seconds."""
+    monkeypatch.setattr(gpu_compare, "SEEDS", 2)  # enough to train several at a time
+    monkeypatch.setattr(gpu_sanitizer.subprocess, "run", run_later_calls_here(subprocess.run))
     assert run(tmp_path) == 0
     printed = capsys.readouterr().out
+    assert "checks: 12 right, 0 wrong" in printed
     assert "install: 12 right, 0 wrong, 0 not run, 0 not reached" in printed
     assert [name for name in gpu.PHASES if f"\n{name}: " not in printed] == []
 

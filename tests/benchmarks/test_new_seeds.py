@@ -23,6 +23,7 @@ def test_drawn_rows_differ():
 
 def test_new_runs_have_seeds_after_those_of_study(tmp_path, monkeypatch):
     short = {"seeds": 2, "steps": 2, "width": 16, "measured": 2048, "tune": False, "tokenizer": "bpe:300"}
+    short |= {"text": ("synthetic:words=20000",), "train_tokens": 20_000}  # the seeds depend on no text
     monkeypatch.setattr(new_seeds, "settings_of", lambda key: replace(settings_of(key), **short))
     new = new_difference(DRAWN[1], tmp_path)
     (results,) = tmp_path.glob("*/results.json")
