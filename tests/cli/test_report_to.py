@@ -181,7 +181,7 @@ def test_runs_of_worker_processes_and_a_resume_are_the_same_runs_in_trackio(tmp_
 
 
 def test_sweep_gives_every_cell_the_trackers_of_the_option(tiewise, text, tmp_path, monkeypatch):
-    fixed = {"width": 16, "heads": 2, "length": 16, "batch": 4, "steps": 12, "text": [text], "tokenizer": "bytes"}
+    fixed = {"width": 16, "heads": 2, "length": 16, "batch": 4, "steps": 4, "text": [text], "tokenizer": "bytes"}
     grid = {"asks": "Why?", "settings": {**fixed, "arms": ["tied", "untied"]}, "axes": {"layers": [1]}}
     (tmp_path / "g.yaml").write_text(yaml.safe_dump(grid))
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))

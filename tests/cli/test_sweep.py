@@ -23,7 +23,7 @@ SMALL = {**SIZES, "learning_rate": 0.004, "tokenizer": "bytes"}
 
 @pytest.fixture
 def grid(tmp_path):
-    """Return a function that writes a grid of two cells with two runs each; keywords are further settings."""
+    """Return a function that writes a grid of two cells with two arms and two seeds; keywords are settings."""
 
     def write_grid(axes=None, **more):
         settings = {**SMALL, "text": [write_text(tmp_path)], "arms": ["untied", "tied"], "seeds": 2, **more}
@@ -108,7 +108,7 @@ def test_sweep_interrupted_while_it_moves_folder_into_place_resumes(tiewise, gri
         real(*paths)
 
     monkeypatch.setattr(studies, "replace_path", interrupt_at_moment)
-    result = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
+    result = tiewise("sweep", grid(steps=2), "--out=s", "--jobs=1", "-q")
     assert (result.code, result.out) == (130, "")
     assert result.err == "tiewise: interrupted; resume with: tiewise sweep --out s --resume\n"
     assert tiewise("sweep", "--out=s", "--resume", "--jobs=1", "-q").code == 0
