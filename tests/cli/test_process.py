@@ -52,12 +52,10 @@ LINES = {  # command line → exit code, a part of its output, and the heavy lib
     "inspect model --text=missing.txt": (2, "no file or folder 'missing.txt'", {"numpy"}),
     "vocab hot --tokenizer=bytes --text=missing.txt": (2, "no file or folder 'missing.txt'", {"numpy"}),
 }
+EVERY_WORD = "adapter check compare diff exercise explore factor heal inspect plan repair sweep tie train untie vocab"
 COMPLETED = {  # words on a shell's line, position of the last → what it completes
     ("tiewise ch", 1): "check",
-    (
-        "tiewise",
-        1,
-    ): "adapter check compare diff exercise explore factor heal inspect plan repair sweep tie train untie vocab",
+    ("tiewise", 1): EVERY_WORD,
     ("tiewise vo", 1): "vocab",
     ("tiewise tie", 1): "tie",
     ("tiewise vocab", 2): "hot resize transplant trim",
