@@ -46,6 +46,7 @@ EXEMPT_NAMES |= {"explain_backends": "depends on the installed kernels: tests/bo
 EXEMPT_NAMES |= {"__version__": "changes with every release"}
 
 
+@functools.cache
 def command_lines():
     """Return the words of every command line of every case."""
     return [shlex.split(line) for case in CASES.values() for line in case.lines]

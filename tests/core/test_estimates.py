@@ -221,7 +221,15 @@ def test_critical_t_and_p_value_match_printed_table_and_scipy(df):
         assert two_sided_p(t, df) == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(("df", "level"), [(2, 0.05), (2, 0.05 / 12), (4, 0.05 / 6), (99, 0.05)])
+@pytest.mark.parametrize(
+    ("df", "level"),
+    [
+        (2, 0.05),
+        (4, 0.05 / 6),
+        pytest.param(2, 0.05 / 12, marks=pytest.mark.slow),
+        pytest.param(99, 0.05, marks=pytest.mark.slow),
+    ],
+)
 def test_detectable_difference_has_80_percent_power(df, level):
     """Two standard errors are estimates: the unit of the difference, and the error in the test."""
     c = stats.t.ppf(1 - level / 2, df)

@@ -182,7 +182,7 @@ def assert_resumes(out, undisturbed):
 @pytest.mark.parametrize(
     ("backend", "moment"),
     [
-        pytest.param(backend, moment, marks=[] if backend != "flax" and moment in QUICK else pytest.mark.slow)
+        pytest.param(backend, moment, marks=[] if backend == "torch" and moment in QUICK else pytest.mark.slow)
         for backend, moments in MOMENTS.items()
         for moment in moments
     ],

@@ -14,6 +14,7 @@ from multiprocessing import get_context
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow  # these tests are about Python, and wait for pools that may never return
 METHODS = ("spawn", "forkserver")
 # seconds to wait for a pool that may never return
 PATIENCE = 20

@@ -183,7 +183,11 @@ def test_linen_boundary_computes_what_nnx_boundary_does(kind):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK_KINDS = KINDS[::3]
+SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in QUICK_KINDS]
+
+
+@pytest.mark.parametrize("kind", QUICK_KINDS + SLOW_KINDS)
 def test_tied_boundary_has_one_leaf_in_parameters_and_optimizer_state(kind):
     model = NNXBoundary(kind, V, D, rngs=nnx.Rngs(0))
     tables = 1 if model.pure.tied else 2

@@ -83,8 +83,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("branch", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("branch", "dtype"),
+    [
+        ("cpu", torch.float32),
+        ("gpu", torch.bfloat16),
+        pytest.param("cpu", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("gpu", torch.float32, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_losses_stay_within_the_chunk_memory_budget(name, branch, dtype, monkeypatch):
     monkeypatch.setenv("TIEWISE_KERNELS", "off")

@@ -102,7 +102,9 @@ FIRST_LOSS_ARMS += ["tied+input_scale=sqrt_d+output_scale=1/sqrt_d", "tied+softc
 FIRST_LOSS_ARMS += ["factored-untied:in=64,out=32", "untied+softcap=1"]
 
 
-@pytest.mark.parametrize("init", [None, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "init", [None, pytest.param(0.3, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", FIRST_LOSS_ARMS)
 def test_first_loss_matches_measured_initial_loss(job, tiny_settings, kind, init):
     """The reference is the mean loss over all possible targets, from the logits of a model."""

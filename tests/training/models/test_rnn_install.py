@@ -52,7 +52,7 @@ def dense_logits(model, installed, ids, tables=None):
     return logits if spec.softcap is None else spec.softcap * torch.tanh(logits / spec.softcap)
 
 
-@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
+@pytest.mark.parametrize("cell", ["tanh", pytest.param("gru", marks=pytest.mark.slow), "lstm"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_boundary_matches_dense_formula_fuses_loss_and_reloads(spec, cell, tmp_path):
     model = small_model(cell=cell, lstm_bias="two", output_bias="softcap" not in spec)
