@@ -3,6 +3,7 @@
 Nothing here starts a thread or depends on a command's options, so a fork differs from a new process in its speed only.
 """
 
+from contextlib import suppress
 from importlib import import_module
 
 MODULES = (
@@ -29,5 +30,6 @@ def fill_caches():
 
 
 for module in MODULES:
-    import_module(module)
+    with suppress(ImportError):  # a command without the package refuses it by name
+        import_module(module)
 fill_caches()

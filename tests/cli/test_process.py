@@ -409,8 +409,11 @@ def test_compare_shows_progress_bars_on_terminal(tmp_path, text):
     process = ForkedCommand(arguments, tmp_path, clean_environment(OMP_NUM_THREADS="1"), **streams)
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(read_terminal, own)
-        code = process.wait(PATIENCE)
-        os.close(theirs)  # open until now, because the fork opens the terminal only after it has started
+        try:
+            code = process.wait(PATIENCE)
+        finally:
+            process.kill()  # an ended process is left alone
+            os.close(theirs)  # open until now, because the fork opens the terminal only after it has started
         seen = reading.result()
     assert code == 0, seen
     for bar in ("reading", "tokens", "1/2 tied seed 1", "2/2 untied seed 1"):

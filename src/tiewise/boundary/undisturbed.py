@@ -30,9 +30,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from tiewise.boundary.sharded_tables import fsdp_units
 
 _CONFIGS = (PreTrainedConfig, GenerationConfig)
-# without subclasses, whose methods may do more
-_CONTAINERS = frozenset((dict, OrderedDict, defaultdict, list, set, deque))
-_PLAIN_TYPES = frozenset((NoneType, bool, str, int, float))
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # without subclasses, whose methods may do more
+_PLAIN_TYPES = (NoneType, bool, str, int, float)
 # attributes that fully_shard sets in the first forward and needs in later ones
 _OF_SHARDING = frozenset((
     "_parameters",
@@ -138,7 +137,7 @@ class _Snapshot:
         self.containers: list[tuple[Any, Any]] = []  # (container, shallow copy)
         self.tensors: list[tuple[Tensor, Tensor, int | None]] = []  # (tensor, copy of its values, version)
         self.parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-        self.copied_ids = set(map(id, model.parameters()))  # their values are not copied
+        self.copied_ids: set[int] = set()
         for module in model.modules():
             self._copy_attributes(module)
             if isinstance(module, nn.Embedding) and module.max_norm is not None:  # its forward rescales rows
@@ -162,7 +161,7 @@ class _Snapshot:
             self._copy_values(value)
         elif isinstance(value, tuple):
             self._copy_values(value)
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):  # it may be lazy or have no memory
             self.copied_ids.add(id(value))
             self._copy_tensor(value)
         elif isinstance(value, _CONFIGS):
